@@ -1,4 +1,4 @@
-"""Pictures of trees with their acceptance, and of `specjax bench`; they need the extra `plot`."""
+"""Plots trees with their acceptance, and reports of `specjax bench`; needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tree(
     labels: Sequence[str] | None = None,
     path: ArrayLike | Sequence[int] | None = None,
 ) -> Figure:
-    """Draw a tree from left to right; the width and the number of an edge show its acceptance.
+    """Draws a tree from left to right; the width and the number of an edge show its acceptance.
 
     Args:
       parent: [N] as in `Proposal`; absent nodes are not drawn.
@@ -100,7 +100,7 @@ _FIGURES = {"alpha": "alpha", "tau": "tau", "speedup": "speed-up"}
 
 
 def bench(report: Mapping[str, Any]) -> Figure:
-    """Draw a report of `specjax bench --json` as bars.
+    """Draws a report of `specjax bench --json` as bars.
 
     There is a group of bars for each proposer, and a colour for each rule.  The bars of inexact
     rules are hatched.  There is a row of panels for each of alpha, tau and speed-up that was
@@ -150,18 +150,18 @@ def bench(report: Mapping[str, Any]) -> Figure:
 
 
 def _value(figure: float | Sequence[float]) -> float:
-    """The figure alone, without its interval."""
+    """Returns the figure without its interval."""
     return figure[0] if isinstance(figure, Sequence) else figure
 
 
 def _group(row: Mapping[str, Any]) -> str:
-    """The label of a group: the proposer with its branching or its number of draft tokens."""
+    """Returns the label of a group: the proposer with its branching or its number of drafts."""
     tree = row.get("branching")
     return f"{row['proposer']} {','.join(map(str, tree)) if tree else row['num_drafts']}"
 
 
 def new_figure(width: float = 4, height: float = 3) -> Figure:
-    """An empty figure; sizes are in inches.  Raises ImportError if matplotlib is missing."""
+    """Makes an empty figure; sizes are in inches.  Raises ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -170,7 +170,7 @@ def new_figure(width: float = 4, height: float = 3) -> Figure:
 
 
 def _layout(parent: np.ndarray) -> tuple[dict[int, int], dict[int, float]]:
-    """Depth and height of the present nodes; leaves are stacked, parents centred on children."""
+    """Returns depth and height of the present nodes; leaves are stacked, parents centred."""
     depth = {0: 0}
     children: dict[int, list[int]] = {0: []}
     for node in range(1, len(parent)):

@@ -57,7 +57,7 @@ class Penalties:
 
 @struct.dataclass
 class Processors:
-    """Settings of every row, and counts of its text.  Axis 0 of every leaf is the row."""
+    """Processors of every row, and the counts of its tokens.  Axis 0 of every leaf is the row."""
 
     penalties: Penalties | None = None
     bias: _Host | None = None  # [B, V] added to the logits; -inf bans a token
@@ -85,7 +85,7 @@ class Processors:
         constraint_size: tuple[int, int] | None = None,
         every: bool = False,
     ) -> Processors | None:
-        """Settings for `batch` rows, still on the host; None where all are off.
+        """Makes the settings for `batch` rows, still on the host; None where all are off.
 
         Args:
           batch: B.
@@ -95,16 +95,20 @@ class Processors:
           presence_penalty, frequency_penalty: on the tokens of the output, as in OpenAI's API.
           logit_bias: {token id: number to add to its logit}, for all rows or one per row; -inf
             bans.
-          bad_words: token sequences that no row may write: the last token of each is banned after
+          bad_words: token sequences that no row may emit: the last token of each is banned after
             the others.
           min_new_tokens: EOS is banned until a row has this many new tokens.
-          constraint: what a row may write, for all rows or one per row; None is anything.
+          constraint: the texts that a row may emit, for all rows or one per row; None allows all.
           constraint_size: states and classes of padded tables, as in `Automata.of_rows`.
           every: keep the arrays of settings that are off, so that any row can be put into any
             batch (`Decoder.insert`).
 
         Raises:
           ValueError: a value outside its range, or a token outside the vocabulary.
+
+        Example:
+          >>> Processors.create(1, 8, logit_bias={3: 2.0}).bias[0, 3]
+          np.float32(2.0)
         """
 
         def number(
@@ -164,7 +168,7 @@ class Processors:
         counted: bool,
         eos: Array | None = None,
     ) -> Processors:
-        """For `prefill`: the settings with the arrays that depend on the prompts.
+        """Returns the settings with the arrays that depend on the prompts, for `prefill`.
 
         Args:
           prompt: [B, P] int32.
@@ -195,7 +199,7 @@ class Processors:
         return made
 
     def observe(self, emitted: Array, count: Array) -> Processors:
-        """After the first `count` [B] of the tokens `emitted` [B, T]."""
+        """Returns the state after the first `count` [B] of the tokens `emitted` [B, T]."""
         made = self
         if self.automata is not None:
             made = dataclasses.replace(made, automata=self.automata.observe(emitted, count))
@@ -206,7 +210,7 @@ class Processors:
 
 
 def word_list(bad_words: object) -> list[Any]:
-    """The entries of `bad_words`.  Raises ValueError if it is not a list, such as a single text."""
+    """Returns the entries of `bad_words`, or raises ValueError if it is not a list."""
     words = items(bad_words)
     if words is None:
         raise ValueError(
@@ -223,7 +227,7 @@ def process(
     function: LogitsProcessor | None = None,
     window: int = 0,
 ) -> Array:
-    """Apply the processors to the logits [B, M, V] of M nodes; the result is float32.
+    """Applies the processors to the logits [B, M, V] of M nodes; the result is float32.
 
     Args:
       state: of the rows; `Processors.begin` was called on its `processors`.
@@ -263,7 +267,7 @@ def process(
 
 
 def forced_tokens(state: DecodeState) -> Callable[[int], tuple[Array, Array]] | None:
-    """`Automata.drafts` of the rows, as `Context.forced`."""
+    """Returns the tokens that the rows' constraints force, as `Context.forced`."""
     processors: Processors | None = state.processors
     if processors is None or processors.automata is None:
         return None
@@ -271,7 +275,7 @@ def forced_tokens(state: DecodeState) -> Callable[[int], tuple[Array, Array]] | 
 
 
 def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -> Array:
-    """Penalise by the counts of the row, then redo the tokens of the path with their own counts.
+    """Penalises by the counts of the row, then redoes the tokens of the path with their own counts.
 
     This avoids an array of counts [B, M, V].
     """
@@ -299,10 +303,10 @@ def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
-    """x = high + low, 12 significant bits each: products with counts up to 4096 are exact.
+    """Splits x = high + low, 12 significant bits each: products with counts up to 4096 are exact.
 
-    XLA rounds a product and the subtraction after it once in some programs and twice in others.
-    If the product is exact, both ways give the same bits.
+    XLA rounds a product and the subtraction after it once in some programs and twice in others.  If
+    the product is exact, both roundings give the same bits.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     high = jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFFF000), jnp.float32)
@@ -310,7 +314,7 @@ def _halves(x: Array) -> tuple[Array, Array]:
 
 
 def _ban_phrases(logits: Array, phrases: _Host, text: Array) -> Array:
-    """Ban the last token of a phrase where `text` [B, M, K - 1] ends with all tokens before it."""
+    """Bans the last token of a phrase where `text` [B, M, K - 1] ends with all tokens before it."""
     before, last = phrases[:, None, :, :-1], phrases[:, None, :, -1]
     meets = ((before == ABSENT) | (before == text[:, :, None])).all(-1)
     return logits.at[*_index(jnp.where(meets, last, ABSENT), logits.shape[-1])].set(
@@ -345,7 +349,7 @@ def _biases(
     biases: Mapping[int, float] | Sequence[Mapping[int, float]] | None,
     banned: list[int],
 ) -> np.ndarray:
-    """[batch, V] float32 numbers to add to the logits."""
+    """Returns [batch, V] float32 numbers to add to the logits."""
     rows = np.zeros((batch, vocab_size), np.float32)
     of_rows = each("logit_bias", {} if biases is None else biases, batch, "row")
     for row, bias in zip(rows, of_rows, strict=True):
@@ -369,7 +373,7 @@ def _biases(
 
 
 def _pad_left(words: list[list[int]]) -> np.ndarray:
-    """[W, K] padded on the left with ABSENT.
+    """Returns [W, K] padded on the left with ABSENT.
 
     Sizes are rounded up to powers of two, so that few programs are compiled.
     """

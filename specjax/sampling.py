@@ -1,4 +1,4 @@
-"""Sampling settings as numbers per row, how they change logits, and the noise that draws a token.
+"""Sampling settings as numbers per row, the warp of logits, and the noise that draws a token.
 
 A token is drawn as argmax(warp(logits) + Gumbel noise), which is an exact sample of
 softmax(warp(logits)).  Greedy decoding is temperature 0 on the same code path: `warp` then keeps a
@@ -23,12 +23,13 @@ _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 _IMPLEMENTATION = "threefry2x32"
 
 _EXCLUDED = -30.0  # the score of a token that processors exclude, below those that are kept
-_FEW = 16  # so many siblings or levels are worth a pass over the vocabulary each
+_FEW = 16  # the most siblings or levels for which one pass over the vocabulary each pays
 _BLOCKS = (128, 64, 32)  # sizes of the blocks in which a CPU looks for a maximum
 
 _LEAST_TEMPERATURE = 1e-20
-"""Logits up to 3e18 stay finite when they are divided by it.  The noise only decides between logits
-that are equal, or within 1e-18 of each other."""
+"""The least temperature that divides logits: logits up to 3e18 stay finite.  The noise only decides
+between logits that are equal, or within 1e-18 of each other.
+"""
 
 _Numbers = float | Sequence[float] | np.ndarray | Array
 _Host = Array | np.ndarray
@@ -36,7 +37,7 @@ _Host = Array | np.ndarray
 
 @struct.dataclass
 class Sampling:
-    """One number per row: new values never recompile, and different requests can share a batch."""
+    """Sampling settings, one number per row: new values never recompile, and rows may differ."""
 
     temperature: _Host  # [B] float32; 0 is greedy; values between 0 and 1e-20 count as 1e-20
     top_k: _Host  # [B] int32; 0 keeps all
@@ -52,10 +53,14 @@ class Sampling:
         top_p: _Numbers = 1.0,
         min_p: _Numbers = 0.0,
     ) -> Sampling:
-        """Settings for `batch` rows, each one number for all rows or a sequence with one per row.
+        """Makes settings for `batch` rows, each a number for all rows or a sequence of one per row.
 
         Raises:
           ValueError: a value outside its range.
+
+        Example:
+          >>> Sampling.create(2, temperature=[0.0, 0.8], top_p=0.95).temperature
+          Array([0. , 0.8], dtype=float32)
         """
         made = cls.on_host(batch, temperature, top_k, top_p, min_p)
         return jax.tree.map(jnp.asarray, made)
@@ -86,7 +91,7 @@ class Sampling:
 
 
 def temperatures(value: object, batch: int) -> np.ndarray:
-    """The temperature of each row [batch] float32, on the host.
+    """Returns the temperature of each row [batch] float32, on the host.
 
     Raises:
       ValueError: a temperature that is not a number of 0 or greater.
@@ -95,16 +100,22 @@ def temperatures(value: object, batch: int) -> np.ndarray:
 
 
 def make_key(seed: int | Array | np.ndarray) -> Array:
-    """A PRNG key of `seed` for decoding, always of the implementation "threefry2x32".
+    """Returns a PRNG key of `seed` for decoding, always of the implementation "threefry2x32".
 
-    With it the noise of a row depends only on the row's own key, as every exact rule requires.
-    Under `vmap`, JAX's "rbg" would draw the numbers of all rows from the first key alone.
+    With this implementation the noise of a row depends only on the row's own key, as every exact
+    rule requires.  Under `vmap`, JAX's "rbg" would draw the numbers of all rows from the first key
+    alone.
+
+    Example:
+      >>> key = make_key(0)
+      >>> make_key(0) == key
+      Array(True, dtype=bool)
     """
     return jax.random.key(seed, impl=_IMPLEMENTATION)
 
 
 def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
-    """`key` as [rows] typed keys.
+    """Returns `key` as [rows] typed keys.
 
     Raw keys of `jax.random.PRNGKey`, [rows, 2] uint32, are wrapped and give the same numbers.
 
@@ -130,10 +141,10 @@ def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
 
 
 def argmax(x: Array) -> Array:
-    """Index of the first maximum along the last axis, int32."""
+    """Returns the index of the first maximum along the last axis, int32."""
 
     def first(x: Array, best: Array) -> Array:
-        """The index of the first number that equals `best` [..., 1]; the last if none does."""
+        """Returns the index of the first number equal to `best` [..., 1]; the last if none is."""
         index = jnp.arange(x.shape[-1], dtype=jnp.int32)
         return jnp.min(jnp.where(x == best, index, x.shape[-1] - 1), axis=-1)
 
@@ -143,7 +154,7 @@ def argmax(x: Array) -> Array:
         block = next((block for block in _BLOCKS if size % block == 0 and size > block), None)
         if block is None:
             return first(x, x.max(-1, keepdims=True))
-        # The second pass reads the maxima of blocks, and then one block alone.  Without a barrier
+        # The second pass reads the maxima of blocks, and then a single block.  Without a barrier
         # XLA computes the maximum of the maxima from all numbers.
         blocks = jax.lax.stop_gradient(x).reshape(*x.shape[:-1], size // block, block)
         of_blocks = jax.lax.optimization_barrier(blocks.max(-1))
@@ -179,10 +190,15 @@ def top_k(x: Array, count: int) -> tuple[Array, Array]:
 
 
 def warp(logits: Array, sampling: Sampling) -> Array:
-    """Logits [B, N, V] -> float32 logits of the sampled distribution; excluded tokens are -inf.
+    """Warps logits [B, N, V] to float32 logits of the sampled distribution, -inf where excluded.
 
     The order is that of transformers: temperature, top-k, top-p, min-p.  Tokens that tie with the
     last one kept are kept.
+
+    Example:
+      >>> greedy = Sampling.create(1, temperature=0.0)
+      >>> warp(jnp.array([[[1.0, 3.0, 2.0]]]), greedy).argmax()
+      Array(1, dtype=int32)
     """
 
     def rows(x: _Host) -> _Host:
@@ -226,7 +242,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
 
 def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
-    """[..., V] scores: the tokens with the greatest scores become siblings.
+    """Returns [..., V] scores, of which the tokens with the greatest become siblings.
 
     Tokens that `warped` keeps score warped + noise.  All others score below them, in the order of
     `logits`, but for those that processors exclude in spite of greater logits.  So siblings are
@@ -277,7 +293,7 @@ def _gumbel(key: Array, size: int) -> Array:
 
 @struct.dataclass
 class SharedDraw:
-    """Noise keyed by row and absolute position.  Proposer and rule use the same noise.
+    """The noise keyed by row and absolute position, the same for proposer and rule.
 
     The text of a row then depends on its key and not on the proposer (Daliri, Musco, Suresh 2024,
     arXiv 2408.07978).
@@ -289,7 +305,7 @@ class SharedDraw:
     def create(
         cls, key: Array, position: Array, max_depth: int, size: int, sampled: Array
     ) -> SharedDraw:
-        """The noise of one step.
+        """Returns the noise of one step.
 
         Args:
           key: [B] PRNG keys of the rows.
@@ -307,7 +323,7 @@ class SharedDraw:
         return cls(jax.lax.cond(sampled, noise, lambda: empty))
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: Gumbel noise [M, V] for the children of nodes at `depth` [M]."""
+        """Returns Gumbel noise [M, V] of one row, for the children of nodes at `depth` [M]."""
         del node
         levels = range(1, len(self.gumbel))
 
@@ -332,14 +348,14 @@ class SharedDraw:
 
 @struct.dataclass
 class PositionDraw:
-    """The noise of `SharedDraw`, computed wherever it is asked for."""
+    """The noise of `SharedDraw`, computed at each use."""
 
     key: Array  # [B] PRNG keys of the rows
     position: Array  # [B] positions of the roots
     size: int = struct.field(pytree_node=False)
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: as `SharedDraw.noise`."""
+        """Returns the noise of one row, as `SharedDraw.noise`."""
         del node
         keys = jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.position + 1 + depth)
         return jax.vmap(lambda key: _gumbel(key, self.size))(keys)
@@ -353,7 +369,7 @@ class PositionDraw:
 
 @struct.dataclass
 class IndependentDraw:
-    """Separate streams for the proposer's draws, the acceptance draws and the residual draw."""
+    """Separate noise for the proposer's draws, the acceptance draws and the residual draw."""
 
     key: Array  # [B] the row's key with its position folded in, so every step has its own key
     size: int = struct.field(pytree_node=False)
@@ -361,24 +377,24 @@ class IndependentDraw:
 
     @classmethod
     def create(cls, key: Array, position: Array, size: int, num_nodes: int) -> IndependentDraw:
-        """From the rows' keys [B], the positions [B] of the roots, and the vocabulary size."""
+        """Makes the streams from the rows' keys [B] and root positions [B], and V."""
         return cls(jax.vmap(jax.random.fold_in)(key, position), size, num_nodes)
 
     def _stream(self, stream: int) -> Array:
         return jax.random.fold_in(self.key, stream)
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: Gumbel noise [M, V] for drawing the children of the nodes `node` [M]."""
+        """Returns Gumbel noise [M, V] of one row for the children of the nodes `node` [M]."""
         del depth
         stream = self._stream(_PROPOSE)
         return jax.vmap(lambda n: _gumbel(jax.random.fold_in(stream, n), self.size))(node)
 
     def acceptance(self, num_nodes: int) -> Array:
-        """One row: uniform [N] in [0, 1)."""
+        """Returns uniform draws [N] in [0, 1) of one row."""
         # All of them, so that the first ones do not depend on how many nodes the target reads.
         drawn = jax.random.uniform(self._stream(_ACCEPT), (self.num_nodes,), jnp.float32)
         return drawn[:num_nodes]
 
     def residual(self) -> Array:
-        """One row: Gumbel [V] for the residual or bonus token."""
+        """Returns Gumbel noise [V] of one row, for the residual or bonus token."""
         return _gumbel(self._stream(_RESIDUAL), self.size)

@@ -34,7 +34,7 @@ class Tree:
 
     @classmethod
     def of(cls, parent: Array, max_depth: int, is_chain: bool = False) -> Self:
-        """From `parent` [N].  With `is_chain`, node n has depth n, even if it is absent."""
+        """Computes the arrays from `parent` [N].  With `is_chain`, absent nodes have depths too."""
         num_nodes = parent.shape[0]
         node = jnp.arange(num_nodes, dtype=jnp.int32)
         if is_chain:
@@ -50,12 +50,17 @@ class Tree:
 
 
 def chain(num_nodes: int) -> np.ndarray:
-    """The parents of a chain: -1, 0, 1, ..."""
+    """Returns the parents of a chain: -1, 0, 1, ...
+
+    Example:
+      >>> chain(4)
+      array([-1,  0,  1,  2], dtype=int32)
+    """
     return np.arange(num_nodes, dtype=np.int32) - 1
 
 
 def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
-    """The parents of a static tree in Medusa's notation.
+    """Returns the parents of a static tree in Medusa's notation.
 
     For example (1, 0) is the best child of the root's second-best child.  Nodes are ordered by
     depth, then by choice; the root is added as node 0.
@@ -63,6 +68,10 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
     Raises:
       ValueError: a choice occurs twice, or its parent or its better sibling is not among the
         choices.
+
+    Example:
+      >>> from_choices(((0,), (1,), (0, 0)))
+      array([-1,  0,  0,  1], dtype=int32)
     """
     ordered = sorted(choices, key=lambda c: (len(c), c))
     index = {(): 0, **{choice: n for n, choice in enumerate(ordered, start=1)}}
@@ -78,7 +87,7 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
 
 
 def ancestor_mask(parent: Array) -> Array:
-    """[N] -> [N, N] bool: whether m is an ancestor of n, or n itself.
+    """[N] -> [N, N] bool: entry (n, m) is True if m is an ancestor of n, or n itself.
 
     It is the transitive closure of (I | parent).  Repeated squaring adds paths of length 1, 2, 4,
     ..., so there is no loop over nodes.
@@ -103,7 +112,7 @@ def path(parent: Array, node: Array, max_depth: int) -> Array:
 
 
 def _paths(ancestors: Array, max_depth: int) -> Array:
-    """[N, N] -> [N, max_depth + 1]: the path lists the ancestors in index order."""
+    """[N, N] -> [N, max_depth + 1]: the ancestors of each node in index order: its path."""
     num_nodes = ancestors.shape[0]
     rank = running_sum(ancestors.astype(jnp.int32)) - 1  # [N, M]
     step = jnp.arange(max_depth + 1)[:, None]
@@ -113,7 +122,7 @@ def _paths(ancestors: Array, max_depth: int) -> Array:
 
 
 def path_tokens(tokens: Array, parent: Array, max_depth: int) -> Array:
-    """[N], [N] -> [N, max_depth]: as `Tree.path_tokens`."""
+    """[N], [N] -> [N, max_depth]: the tokens on the path to each node, as `Tree.path_tokens`."""
     return Tree.of(parent, max_depth).path_tokens(tokens)
 
 
@@ -124,14 +133,14 @@ def prune(parent: Array, known: Array) -> Array:
 
 
 def asked(parent: Array, way: Array, num_accepted: Array) -> Array:
-    """[D + 1] bool: whether the rule judged a draft below the accepted node at each depth.
+    """[D + 1] bool: True at each depth at which the rule judged a draft below the accepted node.
 
-    It did if that node has a child.
+    The rule judged one if the accepted node has a child.
 
     Args:
       parent: [N].
       way: [D + 1] the accepted nodes, root first, padded with the last of them.
-      num_accepted: [] how many of them are drafts.
+      num_accepted: [] the number of drafts among them.
     """
     has_child = (parent[None, :] == way[:, None]).any(1)
     return has_child & (jnp.arange(len(way)) <= num_accepted)

@@ -30,7 +30,7 @@ ABSENT = -1
 
 @struct.dataclass
 class ModelOutput:
-    """What one pass of a model returns."""
+    """The outputs of one pass of a model."""
 
     logits: Array  # [B, N, V]
     hidden: Array  # [B, N, E] hidden states of the last layer, after its final norm
@@ -63,20 +63,20 @@ class Draw(Protocol):
     """The randomness of one step, for ONE row.  A proposer uses it by `Context.noise` only."""
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """[M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
+        """Returns [M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
         ...
 
     def acceptance(self, num_nodes: int) -> Array:
-        """[N] uniform draws in [0, 1), for rules without shared noise."""
+        """Returns [N] uniform draws in [0, 1), for rules without shared noise."""
         ...
 
     def residual(self) -> Array:
-        """[V] Gumbel noise for the next token, for rules without shared noise."""
+        """Returns [V] Gumbel noise for the next token, for rules without shared noise."""
         ...
 
 
 class Warp(Protocol):
-    """From a model's logits to the logits of the distribution that is sampled, for a batch."""
+    """Warps a model's logits into the logits of the distribution that is sampled, for a batch."""
 
     def __call__(self, logits: Array, path: Array | None = None) -> Array:
         """[B, M, V] -> [B, M, V] float32, -inf for tokens that the settings exclude.
@@ -92,7 +92,7 @@ class Warp(Protocol):
 
 @struct.dataclass
 class Corrected:
-    """The logits of one depth after M paths of each row: what `BlockSource.correct` returns."""
+    """The result of `BlockSource.correct`: the logits of one depth after M paths of each row."""
 
     logits: Array  # [B, M, V]
     memory: Arrays = None  # what the next depth has to know of each path; leaves [B, M, ...]
@@ -102,7 +102,7 @@ class Corrected:
 
 @struct.dataclass
 class Verdict:
-    """What a rule decided about one row's proposal (vmapped: a leading B)."""
+    """The decision of a rule about one row's proposal (vmapped: a leading B)."""
 
     node: Array  # [] int32; the last accepted node; 0, the root, if every draft was rejected
     next_token: Array  # [] int32; residual token after a rejection, else the bonus token
@@ -117,7 +117,7 @@ class Block:
     count: Array  # [B] int32
     features: Array | None = None  # [B, T, sum E] hidden states after the proposer's `taps`
     # Of a prompt: [B, X] int32 texts to look up in, which the target does not read.  Each of them
-    # has ABSENT before and behind it; padded with ABSENT on the left.
+    # has ABSENT before and after it; padded with ABSENT on the left.
     documents: Array | None = None
 
 
@@ -134,7 +134,7 @@ class Stats:
 
 @struct.dataclass
 class DecodeState:
-    """All that a step needs.  Axis 0 of EVERY leaf is the row, so `insert` is one tree.map."""
+    """The state of all rows between two steps.  Axis 0 of EVERY leaf is the row."""
 
     tokens: Array  # [B, L] int32; prompt, then output
     length: Array  # [B] int32; of the text; its last token is pending: the target has not read it

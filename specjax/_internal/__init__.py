@@ -1,1 +1,1 @@
-"""What the other rooms share, and no user needs: checks of arguments, platforms, kept programs."""
+"""Internal functions of the other packages: checks of arguments, platforms, kept programs."""

@@ -1,4 +1,4 @@
-"""Masks: which tokens a constraint allows, as booleans and as packed bits."""
+"""Masks of the tokens that a constraint allows, as booleans and as packed bits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from jax import Array
 
 FREE = np.uint32(2**32 - 1)
-"""The words of a mask that allows everything."""
+"""A word (32 bits) of a mask that allows all of its tokens."""
 
 _LEAST = -1e18  # finite at every temperature: see `sampling`
 
 
 def keep(logits: Array, allowed: Array) -> Array:
-    """Float32 `logits` [..., V], with -inf for tokens that `allowed` [..., V] leaves out.
+    """Returns float32 `logits` [..., V], with -inf for tokens that `allowed` [..., V] leaves out.
 
     If other settings ban all allowed tokens, these are equally probable.
     """
@@ -21,7 +21,7 @@ def keep(logits: Array, allowed: Array) -> Array:
 
 
 def keep_packed(logits: Array, bits: Array) -> Array:
-    """As `keep`, with token t in bit t % 32 of word t // 32 of `bits` [..., W] uint32.
+    """Masks as `keep`, with token t in bit t % 32 of word t // 32 of `bits` [..., W] uint32.
 
     Logits stay as they are where all words are FREE.
     """
@@ -32,5 +32,5 @@ def keep_packed(logits: Array, bits: Array) -> Array:
 
 
 def words_of(size: int) -> int:
-    """W, the words of a mask over `size` tokens."""
+    """Returns W, the words of a mask over `size` tokens."""
     return -(-size // 32)

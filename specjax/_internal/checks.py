@@ -1,4 +1,4 @@
-"""Checks of the arguments that a user passes.  An error names the argument, its value and the fix.
+"""Checks the arguments that a user passes.  An error names the argument, its value and the fix.
 
 The checks are stricter than Python and NumPy: True does not count as 1, the string "2" not as 2.0,
 and bytes not as a sequence of numbers.
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def shown(value: object) -> str:
-    """A value as text for a message: short, on one line, and without the arrays of a model."""
+    """Returns a value as text for a message: short, on one line, without the arrays of a model."""
     if isinstance(value, type):
         return f"<the class {value.__name__}>"
     if dataclasses.is_dataclass(value):
@@ -29,7 +29,7 @@ def shown(value: object) -> str:
 
 
 def number(value: object) -> int | float | None:
-    """`value` as an int or a float if it is a number of any library, else None.
+    """Returns `value` as an int or a float if it is a number of any library, else None.
 
     An array of 0 dimensions is a number; a boolean is not.
     """
@@ -46,7 +46,7 @@ def number(value: object) -> int | float | None:
 
 
 def items(value: object) -> list[Any] | None:
-    """The items of a list, a tuple or an array of 1 or more dimensions; None for anything else.
+    """Returns the items of a list, a tuple or an array of 1 or more dimensions, else None.
 
     A string counts as one value, so it gives None.
     """
@@ -63,7 +63,7 @@ def items(value: object) -> list[Any] | None:
 
 
 def whole(name: str, value: object, least: int, most: int, wanted: str) -> int:
-    """`value` as an int, if it is a whole number in [least, most].
+    """Returns `value` as an int, if it is a whole number in [least, most].
 
     Raises:
       ValueError: `value` is anything else; the message says that it must be `wanted`.
@@ -75,14 +75,14 @@ def whole(name: str, value: object, least: int, most: int, wanted: str) -> int:
 
 
 def counts(**values: object) -> None:
-    """Raises ValueError if a value is no whole number; what it must be else is for the caller."""
+    """Raises ValueError if a value is not a whole number; further checks are the caller's."""
     for name, value in values.items():
         if not isinstance(value, int | np.integer) or isinstance(value, bool):
             raise ValueError(f"{name}={shown(value)} is not allowed; it must be a whole number")
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False.  Raises ValueError for anything else."""
+    """Returns True or False.  Raises ValueError for anything else."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={shown(value)} is not allowed; it must be True or False")
     return bool(value)
@@ -100,7 +100,7 @@ def hashable(name: str, value: object) -> None:
 
 
 def each(name: str, value: object, rows: int, unit: str = "prompt") -> list[Any]:
-    """A list of one value per row, from one value for all rows or from such a list.
+    """Returns a list of one value per row, from one value for all rows or from such a list.
 
     Raises:
       ValueError: the list has another length.
@@ -122,7 +122,7 @@ def per_row(
     accept: Callable[[float], bool],
     wanted: str,
 ) -> np.ndarray:
-    """A setting as [batch] numbers on the host, from one number or one per row.
+    """Returns a setting as [batch] numbers on the host, from one number or one per row.
 
     A list of a single number applies to all rows.
 
@@ -158,12 +158,12 @@ def per_row(
 
 
 def is_count(value: float) -> bool:
-    """Is it 0 or greater?  For `accept` of `per_row`."""
+    """Returns whether a number is 0 or greater, for `accept` of `per_row`."""
     return value >= 0
 
 
 def tokens_of(name: str, tokens: object, vocab_size: int) -> list[int]:
-    """A list of token ids.  Raises ValueError, with the name of the argument, for anything else."""
+    """Returns a list of token ids, or raises ValueError with the argument's name."""
     listed = items(tokens)
     if listed is None:
         raise ValueError(f"{name} holds {shown(tokens)}; pass a list of texts or of token-id lists")

@@ -1,4 +1,4 @@
-"""How to install what an optional part of the package needs."""
+"""Returns the commands that install the optional dependencies of the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra.
+    """Returns the command that installs an extra.
 
     In a checkout the command installs the checkout with the extra.  Elsewhere it installs the
     packages of the extra.  It never names `specjax` itself, because another project on the public
@@ -23,7 +23,7 @@ def install(extra: str) -> str:
 
 
 def _requirements(extra: str) -> list[str]:
-    """The packages of an extra, from the metadata of the installed package."""
+    """Returns the packages of an extra, from the metadata of the installed package."""
     found = importlib.metadata.requires("specjax") or []
     return [
         line.partition(";")[0].strip()

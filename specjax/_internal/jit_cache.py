@@ -25,13 +25,16 @@ Value = TypeVar("Value")
 
 
 def keep_programs(most: int | None = MOST) -> None:
-    """Keep the compiled programs of the `most` structures that were used last; None keeps all.
+    """Keeps the compiled programs of the `most` structures that were used last; None keeps all.
 
-    A structure is a model with a proposer and a rule, a number of rows, a room for tokens, and a
-    set of settings.  If one that was dropped is used again, it is compiled again.
+    A structure is a model with a proposer and a rule, a number of rows, a capacity, and a set of
+    settings.  A structure that was dropped is compiled again when it is used.
 
     Raises:
       ValueError: `most` is less than 1.
+
+    Example:
+      >>> keep_programs(8)
     """
     global _most
     if most is not None and (not isinstance(most, int) or most < 1):
@@ -42,13 +45,17 @@ def keep_programs(most: int | None = MOST) -> None:
 
 
 def clear_programs() -> None:
-    """Free all compiled programs of decoding; the next call of each structure compiles again."""
+    """Frees all compiled programs of decoding; the next call of each structure compiles again.
+
+    Example:
+      >>> clear_programs()
+    """
     for table in _tables:
         table.clear()
 
 
 class Recent(Generic[Key, Value]):
-    """The values that were used last, as many as `keep_programs` says.  Threads may share it."""
+    """The values that were used last, as many as `keep_programs` sets.  Threads may share it."""
 
     def __init__(self) -> None:
         self._values: collections.OrderedDict[Key, Value] = collections.OrderedDict()
@@ -56,7 +63,7 @@ class Recent(Generic[Key, Value]):
         _tables.append(self)
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The value of a key, which now is the one that was used last."""
+        """Returns the value of a key, which now is the one that was used last."""
         with self._lock:
             if key not in self._values:
                 self._values[key] = make()
@@ -101,15 +108,15 @@ class Programs:
         return self._of(arguments)(*arguments[self._static :])
 
     def trace(self, *arguments: Any) -> Any:
-        """As `jax.jit(...).trace`."""
+        """Traces as `jax.jit(...).trace`."""
         return self._of(arguments).trace(*arguments[self._static :])
 
     def lower(self, *arguments: Any) -> jax.stages.Lowered:
-        """As `jax.jit(...).lower`."""
+        """Lowers as `jax.jit(...).lower`."""
         return self._of(arguments).lower(*arguments[self._static :])
 
     def jitted(self) -> list[Any]:
-        """The jitted functions that are kept, each for one structure."""
+        """Returns the jitted functions that are kept, each for one structure."""
         return self._recent.values()
 
     def _of(self, arguments: tuple[Any, ...]) -> Any:
@@ -135,7 +142,7 @@ def programs(
 
     Args:
       static: the number of its static arguments, which come first and are hashable.
-      shape: takes the other arguments, and returns what else tells structures apart, such as the
+      shape: takes the other arguments, and returns a further key of the structure, such as the
         shape of a batch.  Arguments that differ in something else share an entry, which then has
         several programs.
       donate: the positions of donated arguments, as in `jax.jit`.

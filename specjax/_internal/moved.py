@@ -1,4 +1,4 @@
-"""Names that moved to another module stay importable where they were."""
+"""Keeps names importable from a module after they moved to another."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def forward(old: str, **new: Sequence[str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module whose names moved (PEP 562).
+    """Returns the `__getattr__` of a module whose names moved (PEP 562).
 
     A name is looked up when it is used, so a module may forward to one that imports it.
 
     Args:
       old: the name of the module.
-      **new: the names that moved, by the part of `specjax` where they are now.
+      **new: for each name that moved, the module of `specjax` that has it now.
 
     Returns:
       A function that takes a name; it raises AttributeError for one that did not move.

@@ -1,4 +1,4 @@
-"""Where the library keeps what it can make again, and finds the checkpoints that come with it."""
+"""The paths of the cache folder, and of the checkpoints that come with the library."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ _HOME = pathlib.Path(__file__).parents[1]
 
 
 def cache_folder(name: str) -> pathlib.Path:
-    """The folder `name` in `$SPECJAX_CACHE`, or in `specjax` in the user's cache directory."""
+    """Returns the folder `name` in `$SPECJAX_CACHE`, or in the user's cache directory."""
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(os.environ.get("SPECJAX_CACHE") or pathlib.Path(home) / "specjax") / name
 
 
 def shipped(name: str) -> pathlib.Path:
-    """The path of a checkpoint or file that comes with the library, such as "pycode/target".
+    """Returns the path of a checkpoint or file of the library, such as "pycode/target".
 
-    A wheel holds the folder `checkpoints` beside the modules; a checkout holds it beside
-    `specjax/`.  `checkpoints/README.md` says how each checkpoint was made.
+    A wheel has the folder `checkpoints` next to the modules; a checkout has it next to `specjax/`.
+    `checkpoints/README.md` documents how each checkpoint was made.
 
     Raises:
-      FileNotFoundError: there is none of that name; the message names those that there are.
+      FileNotFoundError: there is none of that name; the message lists the existing ones.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
     """
     place = _checkpoints()
     if name and (place / name).exists():
@@ -37,7 +40,7 @@ def shipped(name: str) -> pathlib.Path:
 
 
 def _checkpoints() -> pathlib.Path:
-    """The folder of the checkpoints, in a checkout or in an installed package."""
+    """Returns the folder of the checkpoints, in a checkout or in an installed package."""
     # Beside an installed package are other packages, and `checkpoints` there would be a stranger's.
     is_checkout = (_HOME.parent / "pyproject.toml").is_file()
     return (_HOME.parent if is_checkout else _HOME) / "checkpoints"

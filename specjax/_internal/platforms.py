@@ -1,6 +1,6 @@
-"""The one place where a choice depends on the platform, "cpu", "gpu" or "tpu".
+"""Chooses by platform, "cpu", "gpu" or "tpu"; no other module does.
 
-What XLA:CPU needs in order to be fast can cost an accelerator time, so both forms exist.
+A form that is fast with XLA:CPU can be slow on an accelerator, so both forms exist.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specjax._internal.checks import shown
 from specjax.types import Arrays
 
 PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
-"""A program can be lowered for each of these; "gpu" is "cuda", or "rocm" where such a GPU is."""
+"""The platforms for which programs can be lowered; "gpu" is "cuda", or "rocm" with such a GPU."""
 
 _T = TypeVar("_T")
 
@@ -38,7 +38,7 @@ class Device(Protocol):
 def by_platform(
     forms: Mapping[str, Callable[..., _T]], other: Callable[..., _T], *operands: Arrays
 ) -> _T:
-    """`forms[name](*operands)` in a program for the platform `name`, `other(*operands)` elsewhere.
+    """Runs `forms[name](*operands)` on the platform `name`, and `other(*operands)` elsewhere.
 
     Every form is traced, and the choice is made where the program is lowered.  So it is right in a
     process with several platforms, and for a program that is compiled for absent chips.
@@ -47,7 +47,7 @@ def by_platform(
 
 
 def lowering_platforms(platform: str | None) -> tuple[str, ...] | None:
-    """JAX's name of a platform to lower a program for, which need not be present.
+    """Returns JAX's name of a platform to lower a program for, which need not be present.
 
     Args:
       platform: "cpu", "tpu", "cuda", "rocm", or "gpu" for the kind of GPU in this process, which is
@@ -73,20 +73,20 @@ def _has_rocm() -> bool:
 
 
 def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
-    """`cpu(*operands)` in a program for a CPU, `other(*operands)` in any other program."""
+    """Runs `cpu(*operands)` in a program for a CPU, `other(*operands)` in any other program."""
     return by_platform({"cpu": cpu}, other, *operands)
 
 
 def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
-    """As `on_cpu`, for a TPU."""
+    """Runs `tpu(*operands)` in a program for a TPU, `other(*operands)` in any other program."""
     return by_platform({"tpu": tpu}, other, *operands)
 
 
 def default_devices() -> set[Device]:
-    """The device on which JAX puts an array that names none (`jax.default_device`)."""
+    """Returns the device on which JAX puts an array that names none (`jax.default_device`)."""
     return jax.device_put(np.zeros(())).devices()  # jnp.zeros would compile a program
 
 
 def default_platform() -> str:
-    """The platform of `default_devices`."""
+    """Returns the platform of `default_devices`."""
     return next(iter(default_devices())).platform

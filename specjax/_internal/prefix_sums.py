@@ -22,11 +22,11 @@ def running_product(x: Array) -> Array:
 
 
 def leading(x: Array) -> Array:
-    """[..., n] bool -> [..., n] bool: whether all up to here are true, along the last axis."""
+    """[..., n] bool -> [..., n] bool: True if all up to here are true, along the last axis."""
     return (x[..., None, :] | ~_up_to(x)).all(-1)
 
 
 def _up_to(x: Array) -> Array:
-    """[n, n] bool: the places up to each one."""
+    """Returns [n, n] bool: the entries up to each one."""
     place = jnp.arange(x.shape[-1])
     return place <= place[:, None]

@@ -1,4 +1,4 @@
-"""Audit: checks that speculative decoding is lossless."""
+"""Audits a decoder: checks that speculative decoding is lossless."""
 
 from specjax.auditing.auditing import audit
 from specjax.auditing.endpoint import Endpoint, Writer

@@ -51,8 +51,8 @@ _OFF = {
 }
 """The settings of logits processors, with the values that switch them off."""
 _NAMES = {1: "distribution", 2: "distribution, hot", 3: "distribution, cold"}
-_SPREAD = 2  # rows of a batch of samples end up to so many tokens apart
-_AGAIN = 4  # so many times as many samples confirm a suspicion
+_SPREAD = 2  # rows of a batch of samples end up to this many tokens apart
+_AGAIN = 4  # a suspicion is confirmed with this many times as many samples
 
 
 def audit(
@@ -68,7 +68,7 @@ def audit(
     significance: float = 1e-3,
     **settings: Any,
 ) -> Report:
-    """Check that a decoder is as exact as it claims.
+    """Checks that a decoder is as exact as it claims.
 
     Args:
       decoder: target, proposer and rule; its capacity must hold the longest prompt and
@@ -89,6 +89,10 @@ def audit(
 
     Raises:
       ValueError: arguments that do not fit, and what to pass instead; before anything is compiled.
+
+    Example:
+      >>> report = audit(decoder, params, prompts)
+      >>> print(report)
     """
     ids = [list(prompt) for prompt in prompts]
     chosen, processors = _split(settings)
@@ -117,7 +121,7 @@ _Drawn = dict[distribution.Group, collections.Counter[tuple[int, ...]]]
 
 @dataclasses.dataclass
 class _Audit:
-    """One audit: its arguments, and what its checks share."""
+    """One audit: its arguments, and the values that its checks share."""
 
     decoder: Decoder
     params: Params
@@ -136,7 +140,7 @@ class _Audit:
     reader: Reader = dataclasses.field(init=False)
     runner: Runner = dataclasses.field(init=False)
     rounding: Rounding = dataclasses.field(init=False)  # `texts` measures it
-    greedy: _Drawn = dataclasses.field(default_factory=dict)  # greedy texts beside samples
+    greedy: _Drawn = dataclasses.field(default_factory=dict)  # greedy texts in batches of samples
 
     def __post_init__(self) -> None:
         decoder = self.decoder
@@ -149,7 +153,7 @@ class _Audit:
         self.runner = Runner(decoder, self.params, self.processors)
 
     def texts(self) -> list[Check]:
-        """The checks of single texts; they also measure the rounding."""
+        """Runs the checks of single texts; they also measure the rounding."""
         rows = self._rows(0, self.max_new_tokens, self.max_new_tokens // 4)
         texts = self.runner.run(rows)
         made = [checks.figures(texts), checks.ends(texts, self.decoder.eos)]
@@ -187,7 +191,7 @@ class _Audit:
         return checks.tokens(rows, texts, self.reader, self.processing, self.rounding, shared)
 
     def _plain(self, width: int) -> Decoder:
-        """Plain decoding with passes over `width` tokens."""
+        """Returns plain decoding with passes over `width` tokens."""
         d = self.decoder
         return Decoder(d.target, NoProposer(width), Match(), d.eos, d.capacity, d.logits_processor)
 
@@ -195,7 +199,7 @@ class _Audit:
         return batch(self.prompts, self.kinds, self.size, new_tokens, self.seed, number, spread)
 
     def _drafts(self, rows: Rows, eps: float) -> list[Check]:
-        """The claims about speed."""
+        """Checks the claims about speed."""
         proposer, made = self.decoder.proposer, list[Check]()
         if proposer.taps and not proposer.shares_cache:
             size = drafts.width_of_features(self.reader, proposer.taps)
@@ -210,7 +214,7 @@ class _Audit:
         return made
 
     def distributions(self) -> list[Check]:
-        """A chi-square test for each kind of settings, and the greedy rows of the same batches.
+        """Runs a chi-square test for each kind of settings, and checks the greedy rows.
 
         A suspicion is confirmed by fresh samples.
         """
@@ -229,7 +233,7 @@ class _Audit:
         return [greedy.check("greedy, samples", self.exact), *made]
 
     def _greedy(self) -> tuple[Rows, list[list[int]]]:
-        """The distinct greedy texts of all batches of samples so far, each as one row."""
+        """Returns the distinct greedy texts of all batches of samples so far, each as one row."""
         found = sorted((p, new) for (_, p), texts in self.greedy.items() for new in texts)
         rows = self._rows(0, self.max_new_tokens, 0)
         prompt_of = np.array([p for p, _ in found], int)
@@ -242,11 +246,11 @@ class _Audit:
         ), texts
 
     def _suspicious(self, p_value: float) -> bool:
-        """Too small for a pass, and not so small that a second test could only agree."""
+        """Returns whether a p-value fails, but not too clearly for a second test to decide."""
         return self.significance**2 <= p_value < self.significance
 
     def _sampled(self, first: int, batches: int) -> list[Distribution]:
-        """Draw batches of samples, and judge them."""
+        """Draws batches of samples, and judges them."""
         drawn: _Drawn = {}
         spread = min(_SPREAD, self.max_new_tokens - self.num_tokens)
         start, quiet = None, None if leader() else True
@@ -284,7 +288,7 @@ class _Audit:
 
 
 def _split(settings: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """Sampling settings, and keywords of `Processors.create`."""
+    """Splits settings into those of sampling, and keywords of `Processors.create`."""
     unknown = sorted(set(settings) - {*_SAMPLING, *_OFF})
     if unknown:
         raise ValueError(

@@ -58,7 +58,7 @@ def ends(texts: Texts, eos: tuple[int, ...]) -> Check:
 
 @dataclasses.dataclass
 class Judged:
-    """The tokens of some rows beside the reference's own choice."""
+    """The tokens of some rows, with the reference's own choice for each."""
 
     tokens: int = 0
     near: int = 0  # other tokens than the reference's, whose score is equal up to rounding
@@ -87,7 +87,7 @@ def tokens(
     rounding: Rounding,
     shared_noise: bool,
 ) -> tuple[Judged, Judged]:
-    """Judge every token of the greedy rows, and with shared noise those of the sampled rows.
+    """Judges every token of the greedy rows, and with shared noise those of the sampled rows.
 
     `texts` are those of the rows, each with its prompt.
     """
@@ -123,7 +123,7 @@ def _judge(
     processing: Processing,
     rounding: Rounding,
 ) -> None:
-    """Judge the tokens at (row, index in the text), with the reference's logits before them."""
+    """Judges the tokens at (row, index in the text), with the reference's logits before them."""
     settings = rows.settings[kind]
     row, at = (np.array([node[i] for node in nodes]) for i in range(2))
     logits = processing(
@@ -160,7 +160,7 @@ def _judge(
 
 
 def layout(texts: Texts, other: Texts, order: np.ndarray, rounding: Rounding) -> Check:
-    """Checks that a text depends on the row's own key, prompt and settings, not on its place.
+    """Checks that a text depends on the row's own key, prompt and settings, not on its index.
 
     Rounding may flip a draw of a number close to a probability.  The expected number of such flips
     is at most that of the tokens times the rounding of a logit.
@@ -177,7 +177,7 @@ def layout(texts: Texts, other: Texts, order: np.ndarray, rounding: Rounding) ->
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _next_logits(target: Model, width: int, params: Arrays, state: DecodeState) -> Array:
-    """The logits [B, V] after the pending token, from a pass over `width` tokens."""
+    """Returns the logits [B, V] after the pending token, from a pass over `width` tokens."""
     pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     positions = state.cache.length[:, None] + jnp.arange(width)
     return (
@@ -188,7 +188,7 @@ def _next_logits(target: Model, width: int, params: Arrays, state: DecodeState) 
 
 
 def next_logits(target: Model, width: int, params: Arrays, state: DecodeState) -> np.ndarray:
-    """The logits [B, V] after each text, from its KV cache and a pass over `width` tokens."""
+    """Returns the logits [B, V] after each text, from its KV cache and one pass."""
     return to_host(_next_logits(target, width, params, state))
 
 

@@ -18,12 +18,12 @@ _log_gamma = np.vectorize(math.lgamma, otypes=[float])
 
 
 def statistic(first: np.ndarray, second: np.ndarray) -> float:
-    """sum((a - b)^2 / (a + b)), from the counts per cell of two equally large samples."""
+    """Computes sum((a - b)^2 / (a + b)), from the counts per cell of two equally large samples."""
     return float(np.sum((first - second) ** 2 / np.maximum(first + second, 1)))
 
 
 def survival(x: float, degrees: int) -> float:
-    """P(X > x) for the chi-square distribution; 1 for 0 degrees."""
+    """Computes P(X > x) for the chi-square distribution; 1 for 0 degrees."""
     if x <= 0 or degrees == 0:
         return 1.0
     odd = degrees % 2
@@ -33,7 +33,7 @@ def survival(x: float, degrees: int) -> float:
 
 
 def power(x: float, degrees: int, noncentrality: float) -> float:
-    """P(X > x) for the noncentral chi-square distribution, a Poisson mixture of central ones."""
+    """Computes P(X > x) for the noncentral chi-square, a Poisson mixture of central ones."""
     mean = noncentrality / 2
     more = np.arange(int(mean + 12 * math.sqrt(mean + 1)) + 20)
     gained = np.cumsum(_terms(x, degrees / 2 + more))
@@ -42,7 +42,7 @@ def power(x: float, degrees: int, noncentrality: float) -> float:
 
 
 def critical(significance: float, degrees: int, noncentrality: float = 0.0) -> float:
-    """The x that is exceeded with probability `significance`."""
+    """Computes the x that is exceeded with probability `significance`."""
     return _solve(lambda x: significance - power(x, degrees, noncentrality))
 
 
@@ -54,7 +54,7 @@ def detectable(
     factor: int = 2,
     free: float = 0.0,
 ) -> float:
-    """The smallest total variation that the test detects with probability `wanted` or more.
+    """Computes the smallest total variation that is detected with probability `wanted`.
 
     Two samples of size n, from distributions with a total variation of TV, have a noncentrality of
 
@@ -79,7 +79,7 @@ def detectable(
 
 
 def _terms(x: float, k: np.ndarray) -> np.ndarray:
-    """exp(-x/2) (x/2)^k / Gamma(k + 1), computed in logarithms."""
+    """Computes exp(-x/2) (x/2)^k / Gamma(k + 1) in logarithms."""
     with np.errstate(divide="ignore"):
         return (
             np.exp(k * np.log(x / 2) - x / 2 - _log_gamma(k + 1))
@@ -89,7 +89,7 @@ def _terms(x: float, k: np.ndarray) -> np.ndarray:
 
 
 def _solve(increasing: Callable[[float], float]) -> float:
-    """The x > 0 at which an increasing function changes its sign, by bisection."""
+    """Finds the x > 0 at which an increasing function changes its sign, by bisection."""
     low, high = 0.0, 1.0
     while increasing(high) < 0:
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""Do sampled texts follow the target's distribution?  Exact probabilities, and a chi-square test.
+"""Tests whether sampled texts follow the target's distribution: exact probabilities, chi-square.
 
 The reference gives the probability of every frequent text, so only the decoder's texts are random:
 
@@ -50,12 +50,12 @@ class Cells:
     excluded: dict[Prefix, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def add(self, share: float) -> int:
-        """A new cell."""
+        """Adds a new cell."""
         self.wanted.append(share)
         return len(self.wanted) - 1
 
     def find(self, text: Prefix) -> int | None:
-        """The cell of a text; None if the settings exclude it."""
+        """Returns the cell of a text; None if the settings exclude it."""
         for end in range(len(text) + 1):
             cell = self.own[text[:end]]
             if cell is not None or end == len(text):
@@ -67,7 +67,7 @@ class Cells:
         return None
 
     def split(self, prefix: Prefix, probs: np.ndarray, share: float, size: int) -> list[Prefix]:
-        """Make cells of the children of `prefix`; returns those that may be split again."""
+        """Makes cells of the children of `prefix`; returns those that may be split again."""
         kept = np.flatnonzero(size * share * probs >= LEAST)
         left = share * (1 - probs[kept].sum())
         if size * left < 1e-9:
@@ -96,7 +96,7 @@ def cells_of(
     num_tokens: int,
     slack: float,
 ) -> dict[Group, Cells]:
-    """The cells of every group, for as many samples as `sizes` says."""
+    """Returns the cells of every group, for as many samples as `sizes` has."""
     width = max(map(len, prompts)) + num_tokens
     made = {group: Cells() for group in sizes}
     front: dict[Group, dict[Prefix, float]] = {group: {(): 1.0} for group in sizes}
@@ -137,7 +137,7 @@ def judge(
     significance: float,
     rounding: float,
 ) -> Distribution:
-    """The check of one kind of settings.
+    """Returns the check of one kind of settings.
 
     Args:
       name, claimed: of the check.
@@ -186,5 +186,5 @@ def judge(
 
 
 def rounding_of(rounding: Rounding, settings: Settings, num_tokens: int) -> float:
-    """The mean square by which rounding changes the logarithm of a text's probability."""
+    """Returns the mean square by which rounding changes the logarithm of a text's probability."""
     return num_tokens * (2 * rounding.typical / settings.temperature) ** 2

@@ -1,9 +1,9 @@
-"""What a proposer is given, and what it drafts: two claims that cost speed, not exactness.
+"""Checks the inputs and the drafts of a proposer: two claims that cost speed, not exactness.
 
 A wrong draft is rejected, so its text is right and only slow.
 
     features      the hidden states that `init` and `observe` get are those of the text's tokens: a
-                  recorder in the proposer's place notes them, and the reference reads them again
+                  recorder replaces the proposer and stores them, and the reference reads them again
     acceptance    with the target as its own draft, every draft is accepted (for `Chain` and
                   `StaticTree` over a `DraftSource`, and exact rules)
 """
@@ -40,7 +40,7 @@ class Recorded:
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(Wrapper):
-    """Proposes what `inner` proposes, and keeps what it is given."""
+    """Proposes the drafts of `inner`, and stores the inputs that it gets."""
 
     size: int  # E + sum E of its features
 
@@ -81,7 +81,7 @@ class Recorder(Wrapper):
 
 
 def width_of_features(reader: Reader, taps: tuple[int, ...]) -> int:
-    """E + sum E of a target's hidden states and features."""
+    """Returns E + sum E of a target's hidden states and features."""
     token = jnp.zeros((1, 1), jnp.int32)
     out = jax.eval_shape(
         lambda params: reader.model.apply(params, token, token, taps=taps), reader.params
@@ -106,7 +106,7 @@ def features(texts: Texts, reader: Reader, taps: tuple[int, ...], eps: float) ->
 
 
 def with_itself(decoder: Decoder) -> Decoder | None:
-    """The decoder with the target as its own draft; None if its proposer takes no draft model."""
+    """Returns the decoder with the target as its own draft; None if no draft model fits."""
     proposer = decoder.proposer
     if not isinstance(proposer, Chain | StaticTree) or not isinstance(proposer.source, DraftSource):
         return None

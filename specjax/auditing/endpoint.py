@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible completion endpoints, with the standard library alone."""
+"""A client of OpenAI-compatible completion endpoints, with only the standard library."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, Protocol
 
 
 class Writer(Protocol):
-    """Whatever continues prompts with texts."""
+    """The interface of anything that continues prompts with texts."""
 
     def __call__(
         self, prompts: Sequence[str], seeds: Sequence[int], settings: Mapping[str, Any]
     ) -> list[str]:
-        """The continuation of each prompt; `settings` hold temperature, max_tokens, top_p."""
+        """Continues each prompt; `settings` hold temperature, max_tokens, top_p."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """`POST url/completions` for each prompt.
+    """Sends `POST url/completions` for each prompt.
 
     Attributes:
       url: up to and with the version, such as http://localhost:8000/v1.
@@ -52,13 +52,13 @@ class Endpoint:
             raise ValueError(f"concurrency={self.concurrency}; it must be at least 1")
 
     def alone(self) -> Endpoint:
-        """The same endpoint with one request at a time."""
+        """Returns the same endpoint with one request at a time."""
         return dataclasses.replace(self, concurrency=1)
 
     def __call__(
         self, prompts: Sequence[str], seeds: Sequence[int], settings: Mapping[str, Any]
     ) -> list[str]:
-        """The continuations, in the order of the prompts.
+        """Returns the continuations, in the order of the prompts.
 
         Raises:
           ValueError: the endpoint cannot be reached, refuses a request, or answers something else
@@ -111,7 +111,7 @@ class Endpoint:
 
 
 def _cure(code: int) -> str:
-    """What to do about an HTTP status."""
+    """Returns the advice for an HTTP status."""
     if code in (401, 403):
         return "put the API key into the environment variable that --api-key-variable names"
     if code == 404:

@@ -1,12 +1,12 @@
-"""Audit a foreign server by its texts alone.
+"""Audits a foreign server by its texts.
 
-    repeat         greedy, one request at a time and many at a time: are the texts equal?
-    greedy         greedy: are the texts those of the baseline?
+    repeat         greedy: the texts are equal with one request at a time and with many
+    greedy         greedy: the texts are those of the baseline
     distribution   sampled: a chi-square test of two samples, the server's and the baseline's
 
 The baseline is the same model without speculation: another server, or a local model.  Servers that
 round otherwise in other batches differ from themselves, too.  So `greedy` fails only if more texts
-differ from the baseline than rounding explains by what `repeat` has seen.
+differ from the baseline than rounding explains, by the result of `repeat`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specjax.auditing.endpoint import Endpoint, Writer
 from specjax.auditing.report import POWER, Check, Distribution, Report
 
 _LEAST = 10
-"""A cell needs this many texts in both samples together, so about 5 are expected in each."""
+"""The least texts of a cell in both samples together, so that about 5 are expected in each."""
 
 _AGAIN = 4
 _BLOCK = 512  # requests that are made before their texts are counted
@@ -32,7 +32,7 @@ _BLOCK = 512  # requests that are made before their texts are counted
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is asked of the servers.
+    """The texts that an audit requests from the servers.
 
     Attributes:
       prompts: texts; those after which the model is uncertain are the most sensitive.
@@ -71,10 +71,10 @@ class Plan:
 
 
 def audit_endpoint(endpoint: Endpoint, baseline: Writer | None, plan: Plan) -> Report:
-    """Compare a server with a baseline, or with itself if there is none.
+    """Compares a server with a baseline, or with itself if there is none.
 
     Raises:
-      ValueError: as `Endpoint.__call__`, if all texts are empty, and if neither side samples.
+      ValueError: as `Endpoint.__call__`, if all texts are empty, and if neither server samples.
     """
     greedy = {"temperature": 0.0, "max_tokens": plan.greedy_tokens}
     seeds = [plan.seed] * len(plan.prompts)
@@ -101,14 +101,14 @@ def audit_endpoint(endpoint: Endpoint, baseline: Writer | None, plan: Plan) -> R
 
 
 def _repeat(same: Sequence[bool], concurrency: int) -> Check:
-    """Texts that change with the load are labelled: rounding alone can do that."""
+    """Checks that not all texts change with the load; rounding may change some of them."""
     equal = sum(same)
     detail = f"{equal} of {len(same)} greedy texts are the same with {concurrency} requests at once"
     return Check("repeat", True, equal > 0, detail, "" if equal == len(same) else "float noise?")
 
 
 def _greedy(texts: list[str], wanted: list[str], unstable: int, repeats: int) -> Check:
-    """Checks the greedy texts against the baseline, but for as many as change by themselves."""
+    """Checks the greedy texts against the baseline, except for as many as change by themselves."""
     differ = [n for n, (a, b) in enumerate(zip(texts, wanted, strict=True)) if a != b]
     rate = unstable / repeats
     # With an unstable share of r, the baseline and the server differ in up to 2 r of the texts.
@@ -128,7 +128,7 @@ def _greedy(texts: list[str], wanted: list[str], unstable: int, repeats: int) ->
 
 
 def _distribution(endpoint: Endpoint, baseline: Writer, plan: Plan) -> Distribution:
-    """A chi-square test of two samples of texts; a suspicion is confirmed by fresh ones."""
+    """Runs a chi-square test of two samples of texts; a suspicion is confirmed by fresh ones."""
     check = _sampled(endpoint, baseline, plan, plan.samples, plan.seed + 1)
     if not plan.significance**2 <= check.p_value < plan.significance:
         return check
@@ -188,7 +188,7 @@ def _blocks(size: int) -> list[range]:
 def two_samples(
     first: Sequence[tuple[Any, ...]], second: Sequence[tuple[Any, ...]], significance: float
 ) -> Distribution:
-    """The test of two samples of equal size, of texts as (number of the prompt, *characters)."""
+    """Tests two samples of equal size, of texts as (number of the prompt, *characters)."""
     cells = cells_of([*first, *second])
     order = sorted(set(cells.values()))
     counts = [collections.Counter(cells[text] for text in side) for side in (first, second)]
@@ -218,7 +218,7 @@ def two_samples(
 
 
 def cells_of(texts: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    """The cell of each text: its longest prefix that is frequent enough.
+    """Returns the cell of each text: its longest prefix that is frequent enough.
 
     The first entry of a text is the number of its prompt, so texts of different prompts are never
     in one cell.

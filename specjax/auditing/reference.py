@@ -26,19 +26,19 @@ from specjax.contract import Arrays, Model
 from specjax.parallel import to_host
 
 _NUMBERS = 1 << 26
-"""Logits that one pass of the reference may make: 256 MB in float32."""
+"""The most logits that one pass of the reference makes: 256 MB in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """How far rounding moves a logit."""
+    """The largest change of a logit by rounding."""
 
     slack: float  # logits within it are equal up to rounding
     typical: float  # the root of the mean square
 
     @classmethod
     def measure(cls, logits: np.ndarray, others: Sequence[np.ndarray], eps: float) -> Rounding:
-        """From logits [R, V] of the reference and those of other programs after the same texts.
+        """Measures rounding by logits [R, V] of the reference and of other programs.
 
         Args:
           eps: of the coarsest number format of the target.
@@ -53,7 +53,7 @@ class Rounding:
 
 
 def precision(params: Arrays, cache: Arrays) -> float:
-    """The eps of the coarsest floating-point format among the arrays.
+    """Returns the eps of the coarsest floating-point format among the arrays.
 
     A TPU or a GPU may multiply float32 matrices in bfloat16, so there it is at least that format's.
     """
@@ -81,11 +81,11 @@ class Reader:
     def after(
         self, texts: Sequence[Sequence[int]], width: int, last: int = 1, taps: tuple[int, ...] = ()
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-        """The logits after the last tokens of each text, batch by batch.
+        """Yields the logits after the last tokens of each text, batch by batch.
 
         Args:
           texts: token ids, each with at most `width` tokens.
-          width: what the texts are padded to; another width is another compilation.
+          width: the tokens to which texts are padded; another width is another compilation.
           last: K; the logits after the K last tokens.
           taps: layers whose outputs are returned too.
 
@@ -107,7 +107,7 @@ class Reader:
             yield chosen, logits[: len(chosen)], None if seen is None else seen[: len(chosen)]
 
     def all_after(self, texts: Sequence[Sequence[int]], width: int) -> np.ndarray:
-        """The logits [M, V] after each whole text."""
+        """Returns the logits [M, V] after each whole text."""
         made = np.zeros((len(texts), self.model.vocab_size), np.float32)
         for chosen, logits, _ in self.after(texts, width):
             made[chosen] = logits[:, 0]
@@ -118,7 +118,7 @@ class Reader:
 def _read(
     model: Model, taps: tuple[int, ...], params: Arrays, tokens: Array, at: Array
 ) -> tuple[Array, Array | None]:
-    """One pass over whole texts [R, W] without a cache; the logits [R, K, V] after tokens `at`."""
+    """Returns the logits [R, K, V] after tokens `at` of texts [R, W], from one pass."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     out = model.apply(params, tokens, positions, taps=taps)
     logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
@@ -130,10 +130,10 @@ def _read(
 
 @functools.partial(jax.jit, static_argnums=2)
 def _gumbel(key: Array, at: Array, size: int) -> Array:
-    """[M, V] the noise of the tokens at positions `at` [M] in texts with the keys `key` [M].
+    """Returns [M, V] the noise of the tokens at positions `at` [M] with the keys `key` [M].
 
-    It is the law of `match`: the token at position t is argmax(logits + g_t), and g_t is drawn with
-    the row's key and t folded into it.
+    It is the definition of `match`: the token at position t is argmax(logits + g_t), and g_t is
+    drawn with the row's key and t folded into it.
     """
 
     def one(key: Array, at: Array) -> Array:
@@ -143,7 +143,7 @@ def _gumbel(key: Array, at: Array, size: int) -> Array:
 
 
 def noise(key: Array, at: np.ndarray, size: int) -> np.ndarray:
-    """[M, V], as `_gumbel`, for any M without a compilation for each."""
+    """Returns [M, V], as `_gumbel`, for any M without a compilation for each."""
     part = max(1, min(1024, (1 << 24) // size))
     short = -len(at) % part
     keys = np.pad(np.asarray(jax.random.key_data(key)), ((0, short), (0, 0)))

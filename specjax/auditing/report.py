@@ -1,4 +1,4 @@
-"""What an audit found: checks, samples, power, verdict."""
+"""The results of an audit: checks, samples, power, verdict."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution(Check):
-    """A statistical check, with what it could have seen."""
+    """A statistical check, with the smallest bias that it could detect."""
 
     samples: int = 0
     p_value: float = 1.0
     total_variation: float = 0.0  # measured in the cells of the test
-    expected: float = 0.0  # the total variation that chance alone would give
+    expected: float = 0.0  # the total variation that is expected by chance
     detectable: float = 1.0  # the least total variation that is found with probability `POWER`
 
 
 POWER = 0.99
-"""The probability with which the stated total variation would have been found."""
+"""The probability with which the reported total variation would have been found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """No claim is broken."""
+        """True if no claim is broken."""
         return all(check.holds or not check.claimed for check in self.checks)
 
     @property
@@ -82,7 +82,7 @@ class Report:
         return "\n".join([self.subject, "", *lines, "", *power, f"  {end}"])
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and verdicts, for `json.dumps`."""
+        """Returns all fields and verdicts, for `json.dumps`."""
         checks = [{**dataclasses.asdict(check), "verdict": check.verdict} for check in self.checks]
         return {
             "subject": self.subject,
@@ -94,7 +94,7 @@ class Report:
         }
 
     def write(self, path: str) -> None:
-        """Write `to_json` into the file `path`."""
+        """Writes `to_json` into the file `path`."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.to_json(), file, indent=2)
             file.write("\n")

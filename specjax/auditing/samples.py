@@ -35,7 +35,7 @@ _SAMPLES = np.array([GREEDY, ASKED, HOT, ASKED, COLD, ASKED, HOT, COLD])
 
 
 def kinds_beside(asked: Settings, vocab_size: int) -> tuple[Settings, ...]:
-    """The settings of the four kinds of rows: greedy, as asked, hot with top-p, cold with top-k."""
+    """Returns the settings of the kinds of rows: greedy, as asked, hot top-p, cold top-k."""
     few = max(2, min(20, vocab_size // 2))
     return (
         Settings(0.0),
@@ -62,7 +62,7 @@ class Rows:
       settings: of each kind.
       limit: [B] the length at which each row ends.
       key: [B] PRNG keys.
-      new_tokens: the most that a row may write.
+      new_tokens: the most new tokens of a row.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -99,7 +99,7 @@ class Rows:
         return Sampling.create(len(self.kind), **of_rows)
 
     def shuffled(self, order: np.ndarray) -> Rows:
-        """These rows in another order."""
+        """Returns these rows in another order."""
         return dataclasses.replace(
             self,
             prompt_of=self.prompt_of[order],
@@ -118,7 +118,7 @@ def batch(
     number: int,
     spread: int,
 ) -> Rows:
-    """Batch `number` of an audit: `rows` rows with at most `new_tokens` new tokens.
+    """Makes batch `number` of an audit: `rows` rows with at most `new_tokens` new tokens.
 
     In batch 0 half of the rows are greedy, in the others one of eight.  Row by row, limits are up
     to `spread` tokens lower; greedy rows have any limit.
@@ -145,7 +145,7 @@ def batch(
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What a batch wrote: prompt and output of each row, and where the output starts."""
+    """The texts of a batch: prompt and output of each row, and the start of the output."""
 
     rows: Rows
     texts: list[list[int]]
@@ -166,7 +166,7 @@ class Runner:
     processing: Mapping[str, Any]
 
     def start(self, rows: Rows) -> DecodeState:
-        """Read the prompts."""
+        """Reads the prompts."""
         processors = Processors.create(
             len(rows.kind), self.decoder.target.vocab_size, **self.processing
         )
@@ -181,7 +181,7 @@ class Runner:
         )
 
     def run(self, rows: Rows, start: DecodeState | None = None) -> Texts:
-        """Decode a batch; `start` is the state of a batch with the same prompts in the same rows.
+        """Decodes a batch; `start` is the state of a batch with the same prompts in the same rows.
 
         Nothing is donated, because many batches start from one state.
         """
@@ -201,7 +201,7 @@ def _decode(
     sampling: Sampling,
     key: Array,
 ) -> DecodeState:
-    """Run a prefilled batch with these settings."""
+    """Runs a prefilled batch with these settings."""
     state = dataclasses.replace(
         state, limit=limit, done=state.length >= limit, sampling=sampling, key=key
     )

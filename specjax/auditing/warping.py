@@ -1,6 +1,6 @@
-"""Sampling settings and logits processors once more, in NumPy and without the decoder's code.
+"""Applies sampling settings and logits processors in NumPy, without the decoder's code.
 
-Numbers of two programs differ in their last bits.  So every function also says where that could
+Numbers of two programs differ in their last bits.  So every function also returns where that could
 change which tokens are kept: `slack` is the largest difference of a logit that counts as rounding.
 """
 
@@ -37,7 +37,7 @@ class Settings:
 
 
 def warp(logits: np.ndarray, settings: Settings, slack: float) -> tuple[np.ndarray, np.ndarray]:
-    """Logits [M, V] -> logits [M, V] of the sampled distribution, and whether [M] they are certain.
+    """Maps logits [M, V] to those of the sampled distribution, and to [M] whether they are certain.
 
     A row is uncertain if a logit within `slack` of a filter's bound could be on its other side.
     The order is temperature, top-k, top-p, min-p; excluded tokens are -inf.
@@ -70,7 +70,7 @@ def warp(logits: np.ndarray, settings: Settings, slack: float) -> tuple[np.ndarr
 
 
 def _apart(x: np.ndarray, bound: np.ndarray, slack: float) -> np.ndarray:
-    """[M] bool: whether no other logit [M, V] is within `slack` below the smallest kept one [M, 1].
+    """Returns [M] bool: no other logit [M, V] is within `slack` below the smallest kept one [M, 1].
 
     A tie with it is kept by definition, but rounding could break the tie.
     """
@@ -78,7 +78,7 @@ def _apart(x: np.ndarray, bound: np.ndarray, slack: float) -> np.ndarray:
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    """Probabilities along the last axis, in float64."""
+    """Returns probabilities along the last axis, in float64."""
     shifted = np.exp(x - x.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
 
@@ -95,7 +95,7 @@ class Processing:
     def __call__(
         self, logits: np.ndarray, texts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> np.ndarray:
-        """Logits [M, V] after `texts`, whose prompts have the lengths `starts` -> [M, V]."""
+        """Maps logits [M, V] after `texts`, whose prompts have the lengths `starts`, to [M, V]."""
         if not self.settings and self.function is None:
             return logits
         made = [
@@ -113,7 +113,7 @@ class Processing:
         return np.asarray(_apply(self.function)(rows, tails, counts))
 
     def _one(self, logits: np.ndarray, text: list[int], start: int) -> np.ndarray:
-        """Logits [V] after one text.  The order is that of `specjax.processors`."""
+        """Processes logits [V] after one text.  The order is that of `specjax.processors`."""
         s, x = self.settings, np.array(logits, np.float64)
         for token, value in (s.get("logit_bias") or {}).items():
             x[token] += value
@@ -137,7 +137,7 @@ _applied: dict[Any, Any] = {}
 
 
 def _apply(function: LogitsProcessor) -> Any:
-    """The user's function over nodes, compiled once."""
+    """Applies the user's function over nodes, compiled once."""
     if function not in _applied:
         _applied[function] = jax.jit(jax.vmap(lambda *node: function(*node).astype(jnp.float32)))
     return _applied[function]

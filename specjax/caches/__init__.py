@@ -1,4 +1,4 @@
-"""Caches of the committed tokens of each row, and how a prompt is read into them."""
+"""Caches of the committed tokens of each row, and the reading of prompts in chunks."""
 
 from specjax.caches.branches import BranchCache, Memory
 from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots

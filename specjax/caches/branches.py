@@ -5,7 +5,7 @@
                               +-- e1  e2         at anchor 5: sees a ... e and itself
 
 Decoding drafts one branch at a time, after a text that grows.  Training reads many branches of the
-same text side by side, so that each position of a text teaches a draft.  Nothing is committed.
+same text in one pass, so that each position of a text trains a draft.  Nothing is committed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from jax.sharding import NamedSharding
 
 
 class Memory(Protocol):
-    """What attention asks of the cache of a layer."""
+    """The interface of a layer's cache that attention uses."""
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """All keys and values [B, K, S, D], with new ones [B, K, N, D] staged."""
+        """Returns all keys and values [B, K, S, D], with new ones [B, K, N, D] staged."""
         ...
 
 
 @struct.dataclass
 class BranchCache:
-    """First the text is read (`text`), then its branches (`leaving`), a pass for each `go_on`.
+    """The cache for reading a text (`text`), then its branches (`leaving`), one pass per `go_on`.
 
     The tokens of a pass are [B, A * W]: W tokens of each of A branches, branch after branch.
     """
@@ -45,12 +45,12 @@ class BranchCache:
 
     @classmethod
     def text(cls, rows: int, length: int) -> Self:
-        """The cache before a pass over texts [B, T], which is causal."""
+        """Returns the cache before a pass over texts [B, T], which is causal."""
         positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
         return cls((), (), positions, jnp.zeros((rows, 0), jnp.int32), length, length)
 
     def leaving(self, leaves: Array, positions: Array) -> Self:
-        """The cache before the first pass over branches, after the text was read.
+        """Returns the cache before the first pass over branches, after the text was read.
 
         Args:
           leaves: [B, A] the tokens of the text that each branch sees.
@@ -60,22 +60,22 @@ class BranchCache:
         return dataclasses.replace(self, positions=flat, leaves=leaves, width=positions.shape[2])
 
     def go_on(self, positions: Array) -> Self:
-        """The cache before another pass over the same branches, at `positions` [B, A, W]."""
+        """Returns the cache before a next pass over the same branches, at `positions` [B, A, W]."""
         flat = positions.reshape(len(positions), -1)
         return dataclasses.replace(self, positions=jnp.concatenate([self.positions, flat], axis=1))
 
     def layer(self, index: int) -> Self:
-        """The cache of a single layer."""
+        """Returns the cache of a single layer."""
         if not self.keys:
             return self
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
 
     def next_positions(self, width: int) -> Array:
-        """[B, N] the positions of the `width` tokens of the coming pass."""
+        """Returns [B, N] the positions of the `width` tokens of the coming pass."""
         return self.positions[:, self.positions.shape[1] - width :]
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """For a single layer: keys and values [B, K, S + N, D], with new ones [B, K, N, D] last."""
+        """Stages new keys and values [B, K, N, D] of one layer; returns all, [B, K, S + N, D]."""
         if not self.keys:
             return keys, values
         keys, values = (
@@ -87,9 +87,9 @@ class BranchCache:
     def visible(
         self, positions: Array, mask: Array | None = None, window: int | None = None
     ) -> Array | None:
-        """Which slots each token of the coming pass attends to: [B, N, S + N] bool.
+        """Returns [B, N, S + N] bool: the slots that each token of the coming pass attends to.
 
-        None stands for causal attention, to the text.
+        None stands for causal attention to the text.
 
         Args:
           positions: [B, N] of the coming tokens.

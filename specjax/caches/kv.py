@@ -9,7 +9,7 @@ are accepted:
     staged              x y z r a b c . .      length 3
     commit(2, [0, 2])   x y z r b b c . .      length 5     (slots after it are scratch again)
 
-The accepted part of a chain is its first tokens, so a commit moves nothing and only advances the
+The accepted drafts of a chain are its first tokens, so a commit moves nothing and only advances the
 length.  A draft model commits each of its drafts so that it can draft the next one.  `rewind` then
 resets the length, and after the verification the draft model commits the accepted drafts again.
 """
@@ -34,7 +34,7 @@ from specjax.kernels import MOST_TOKENS
 _UNROLLED_ROWS = 16
 
 SPARE_SLOTS = 1
-"""A cache has one slot more than it needs, since `stage` pads a single token to two on a CPU."""
+"""Slots (1) that a cache has beyond those it needs: `stage` pads a single token to two on a CPU."""
 
 
 def stage(
@@ -45,7 +45,7 @@ def stage(
     spare: bool = False,
     words: bool = False,
 ) -> Array:
-    """Write `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
+    """Writes `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
 
     The caller guarantees start + N <= S: otherwise XLA would clamp the start and overwrite
     committed slots.  On a mesh the buffer keeps `sharding`, and only the new tokens are sent.
@@ -79,7 +79,7 @@ def stage(
 
 
 def _write_slices(buffer: Array, new: Array, start: Array) -> Array:
-    """One slice update per row, which is in place."""
+    """Writes with one slice update per row, which is in place."""
     zero = jnp.zeros_like(start[0])
     for row in range(len(buffer)):
         at = (zero + row, zero, start[row], zero)  # indices of one dtype, also under x64
@@ -90,7 +90,7 @@ def _write_slices(buffer: Array, new: Array, start: Array) -> Array:
 def _write_rows(
     buffer: Array, new: Array, start: Array, sharding: NamedSharding | None = None
 ) -> Array:
-    """A vmapped update, which becomes a scatter.  A CPU runs it element by element."""
+    """Writes with a vmapped update, which becomes a scatter.  A CPU runs it element by element."""
     update = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))
     if sharding is None:
         return update(buffer, new, start)
@@ -99,7 +99,7 @@ def _write_rows(
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
-    """Which slots each staged token attends to: all committed ones, and staged ones by `mask`.
+    """Returns which slots each staged token attends to: the committed, and others by `mask`.
 
     Args:
       length: [B] committed tokens.
@@ -114,7 +114,7 @@ def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) 
 
 
 def _seen(offset: Array, width: int, mask: Array | None) -> Array:
-    """`visible_slots`, where slot s of row b holds token `offset[b, s]` of the row.
+    """Computes `visible_slots`, where slot s of row b holds token `offset[b, s]` of the row.
 
     Offset 0 is the first staged token, and committed tokens have negative offsets.
     """
@@ -148,7 +148,7 @@ class KVCache(Cache):
     def zeros(
         cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: DTypeLike
     ) -> Self:
-        """An empty cache of `layers` layers with K = `heads`, S = `size` + `SPARE_SLOTS`."""
+        """Makes an empty cache of `layers` layers with K = `heads`, S = `size` + `SPARE_SLOTS`."""
 
         # Zeros, not uninitialised memory: a masked slot is multiplied by 0, and 0 times NaN is NaN.
         def leaves() -> tuple[Array, ...]:
@@ -166,15 +166,15 @@ class KVCache(Cache):
         return dataclasses.replace(self, length=jnp.broadcast_to(count, self.length.shape))
 
     def layer(self, index: int) -> Self:
-        """The cache of a single layer."""
+        """Returns the cache of a single layer."""
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
 
     def next_positions(self, width: int) -> Array:
-        """[B, N] the positions of the `width` tokens after the committed ones."""
+        """Returns [B, N] the positions of the `width` tokens after the committed ones."""
         return self.length[:, None] + jnp.arange(width)
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """For a single layer: keys and values [B, K, S, D], with new ones [B, K, N, D] staged."""
+        """Stages new keys and values [B, K, N, D] of a single layer; returns all, [B, K, S, D]."""
         (old_keys,), (old_values,) = self.keys, self.values
         words = self.by_kernel and keys.shape[2] <= MOST_TOKENS
         put = functools.partial(
@@ -185,7 +185,7 @@ class KVCache(Cache):
     def visible(
         self, positions: Array, mask: Array | None = None, window: int | None = None
     ) -> Array:
-        """For a single layer: which slots each staged token attends to, [B, N, S] bool.
+        """Returns [B, N, S] bool, for a single layer: the slots that each staged token attends to.
 
         Args:
           positions: [B, N] of the staged tokens.
@@ -206,18 +206,18 @@ class KVCache(Cache):
         return seen & (positions[:, :, None] - slot_positions[:, None] < window)
 
     def _text_index(self, width: int) -> Array:
-        """[S] or [B, S]: the index in the row's text of the token in each slot.
+        """Returns [S] or [B, S]: the index in the row's text of the token in each slot.
 
         The text includes the `width` staged tokens.
         """
         return jnp.arange(self.capacity)
 
     def _slots(self, index: Array) -> Array:
-        """The slots of a layer that hold the tokens at `index` of the row's text."""
+        """Returns the slots of a layer that hold the tokens at `index` of the row's text."""
         return index
 
     def commit(self, count: Array, path: Array | None = None) -> Self:
-        """Keep `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
+        """Keeps `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
         cache = self
         if path is not None:
             kept = [self.layer(i)._keep(path) for i in range(len(self.keys))]
@@ -232,5 +232,5 @@ class KVCache(Cache):
         )
 
     def rewind(self, to: Cache) -> Self:
-        """`to`, an earlier value, in the buffers of this cache, which can be updated in place."""
+        """Returns `to`, an earlier value, in the buffers of this cache, to update them in place."""
         return dataclasses.replace(self, length=to.length)

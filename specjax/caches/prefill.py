@@ -1,4 +1,4 @@
-"""Reading a prompt in chunks of a fixed size, so that activations do not grow with its length.
+"""Reads a prompt in chunks of a fixed size, so that activations do not grow with its length.
 
     prompt   . . . . . . . . . . . . . . .      15 tokens, chunks of 4
              [read 0 ][read 1 ][read 2 ][3 ]    each stages after the tokens committed so far
@@ -25,7 +25,7 @@ CHUNK = 512
 
 
 def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Cache:
-    """A cache of `model` for texts of up to `text` tokens, with room for `ahead` staged tokens.
+    """Returns an empty cache of `model` for texts of `text` tokens, and `ahead` staged tokens.
 
     A layer with sliding-window attention may keep only its window: see
     `specjax.caches.sliding_window`.
@@ -43,7 +43,7 @@ def read_prompt(
     cache: Cache,
     taps: tuple[int, ...] = (),
 ) -> tuple[Array, Array | None, Cache]:
-    """Read `tokens` [B, W] after those that a cache has, and commit `count` [B] of each row.
+    """Reads `tokens` [B, W] after the cached ones, and commits `count` [B] of each row.
 
     The cache has room for all W tokens.  Up to `CHUNK` tokens are one pass.  More are a loop of
     passes of that size, and a shorter pass for the remainder.  A row whose prompt has ended stages
@@ -57,7 +57,7 @@ def read_prompt(
     def read(
         cache: Cache, start: Array | int, part: Array
     ) -> tuple[Cache, tuple[Array, Array | None]]:
-        # Padding may lie behind the last position that the model knows.
+        # Padding may exceed the last position that the model knows.
         positions = cache.length[:, None] + jnp.arange(part.shape[1])
         positions = jnp.minimum(positions, model.max_positions - 1)
         out = model.apply(params, part, positions, cache, taps=taps)
@@ -73,11 +73,11 @@ def in_chunks(
     cache: _CacheT,
     inputs: Arrays,
 ) -> tuple[_CacheT, Arrays]:
-    """Call `read` for one chunk of the inputs after the other.
+    """Calls `read` for one chunk of the inputs after the other.
 
     Args:
       read: (cache, start, chunk) -> (cache, outputs); `start` is the index of the chunk's first
-        token, and it commits what counts of the chunk.
+        token, and it commits the tokens of the chunk that are not padding.
       cache: before the first chunk.
       inputs: a tree of arrays [B, W, ...].
 

@@ -35,17 +35,17 @@ class RecurrentCache(Cache):
 
     @classmethod
     def create(cls, state: Arrays) -> RecurrentCache:
-        """From the state before the first token, leaves [B, ...]."""
+        """Makes a cache from the state before the first token, leaves [B, ...]."""
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
     def stage(self, states: Arrays) -> RecurrentCache:
-        """Add the states after each of the N tokens of a pass, leaves [B, N, ...]."""
+        """Stages the states after each of the N tokens of a pass, leaves [B, N, ...]."""
         return RecurrentCache(self.state, self.length, states)
 
     def scan(
         self, step: Callable[[Arrays, Arrays], tuple[Arrays, Arrays]], inputs: Arrays
     ) -> tuple[Arrays, RecurrentCache]:
-        """Run `step(state, input) -> (state, output)` along axis 1 of `inputs` [B, N, ...].
+        """Runs `step(state, input) -> (state, output)` along axis 1 of `inputs` [B, N, ...].
 
         The state after each input is staged.
 
@@ -64,7 +64,7 @@ class RecurrentCache(Cache):
         return outputs, self.stage(states)
 
     def commit(self, count: Array, path: Array | None = None) -> RecurrentCache:
-        """The cache after the first `count` [B] staged tokens; with 0 it is the one before them."""
+        """Returns the cache after the first `count` [B] staged tokens, which may be none."""
         refuse_path(path)
         if self.staged is None:
             raise ValueError(
@@ -79,6 +79,6 @@ class RecurrentCache(Cache):
         return RecurrentCache(jax.tree.map(keep, self.state, self.staged), self.length + count)
 
     def rewind(self, to: Cache) -> Self:
-        """`to` itself: states are small, so a copy costs little."""
+        """Returns `to` itself: states are small, so a copy costs little."""
         assert isinstance(to, type(self))
         return to

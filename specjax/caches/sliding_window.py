@@ -6,9 +6,9 @@
                                             attends to 4 ... 7 any more
 
 A pass is written twice, each time as one slice: once at its slot, where it may run over into the
-right margin, and once a full turn earlier, where it may begin in the left margin.  So a write is in
-place and does not depend on the old contents.  The margins are as wide as a decoding pass.  A pass
-over a prompt is wider and rewrites the whole ring.
+right margin, and once a full turn earlier, where it may begin in the left margin.  So a write
+updates its buffer in place and does not depend on the old contents.  The margins are as wide as a
+decoding pass.  A pass over a prompt is wider and rewrites the whole ring.
 
 The ring holds the window and all tokens that may be written before a rewind.  So staged tokens
 overwrite only tokens that have left every window, even if they become scratch and are committed
@@ -39,7 +39,7 @@ class WindowedCache(KVCache):
     rings: tuple[int | None, ...] = struct.field(pytree_node=False, default=())
 
     def narrow(self, ahead: int, widest: int) -> Self:
-        """This empty cache, with a ring in every layer where a ring saves memory.
+        """Returns this empty cache, with a ring in every layer where a ring saves memory.
 
         Args:
           ahead: the most tokens that are written after the length before a `commit` or `rewind`.
@@ -100,7 +100,7 @@ class WindowedCache(KVCache):
 
     @property
     def _ring(self) -> tuple[int | None, int]:
-        """For a single layer: the slots of its ring, and of each margin."""
+        """Returns the slots of a layer's ring, and of each margin."""
         ring = self.rings[0] if self.rings else None
         return ring, 0 if ring is None else (self.capacity - ring) // 2
 

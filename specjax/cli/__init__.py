@@ -23,7 +23,7 @@ COMMANDS = {
     "serve": serve,
     "train": train,
 }
-"""Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
+"""The module of each command, with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -35,7 +35,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command; an error that a user can fix prints one line on stderr, with exit status 2."""
+    """Runs a command; an error that a user can fix prints a line on stderr, with status 2."""
     open_streams()
     parser = argparse.ArgumentParser(
         prog="specjax", description="Lossless speculative decoding in JAX."

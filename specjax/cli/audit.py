@@ -48,7 +48,7 @@ _LOCAL = {
     "min_new_tokens": 0,
     **{name: [] for name in ("logit_bias", "bad_word", "stop")},
 }
-"""Options that are not sent to a foreign server, with their defaults."""
+"""Options that do not apply to a foreign server, with their defaults."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +115,7 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
 
 def _own(arguments: argparse.Namespace) -> Report:
-    """Audit a decoder of this library."""
+    """Audits a decoder of this library."""
     for name in ("model", "baseline_url", "baseline_model"):
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is used with --url only; add --url")
@@ -146,7 +146,7 @@ def _own(arguments: argparse.Namespace) -> Report:
 
 
 def _foreign(arguments: argparse.Namespace) -> Report:
-    """Audit another server."""
+    """Audits another server."""
     if arguments.model is None:
         raise ValueError("--url needs --model with the name of the model on that server")
     if arguments.baseline_url is not None and arguments.target is not None:
@@ -180,7 +180,7 @@ def _foreign(arguments: argparse.Namespace) -> Report:
 
 @dataclasses.dataclass(frozen=True)
 class _Local:
-    """A local model, decoded plainly, as a baseline."""
+    """A baseline that decodes a local model plainly."""
 
     target: specjax.LanguageModel
     rows: int

@@ -1,4 +1,4 @@
-"""`specjax bench`: compare proposers, numbers of draft tokens and rules with plain decoding."""
+"""`specjax bench` compares proposers, numbers of draft tokens and rules with plain decoding."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _entries(
     models: Mapping[str, specjax.LanguageModel | None],
     prompts: list[str],
 ) -> tuple[list[_Entry], list[tuple[str, str]]]:
-    """The rows to measure, and the pairs (proposer, rule) that cannot be combined.
+    """Returns the rows to measure, and the pairs (proposer, rule) that cannot be combined.
 
     The first row of each temperature is plain decoding.  `models` are the draft models by kind.
 
@@ -214,7 +214,7 @@ def _entries(
 def _variants(
     arguments: argparse.Namespace, kind: str
 ) -> list[tuple[argparse.Namespace, list[int] | None]]:
-    """The arguments for each number of draft tokens, or for each tree, with its branching."""
+    """Returns the arguments for each number of drafts, or for each tree, with its branching."""
 
     def variant(**numbers: object) -> argparse.Namespace:
         return argparse.Namespace(**{**vars(arguments), **numbers})

@@ -1,4 +1,4 @@
-"""Text whose colours show which tokens were accepted drafts."""
+"""Colours a text by the tokens that were accepted drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specjax.generation import Prepared, warm_up
 from specjax.parallel import to_host
 
 _SHADES = ("", "\033[32m", "\033[36m", "\033[34m", "\033[35m")
-"""By the depth of the draft: green, cyan, blue, magenta.  Depth 0 is the target's own token."""
+"""The colours by the depth of the draft: green, cyan, blue, magenta; 0 is the target's token."""
 
 _END = "\033[0m"
 

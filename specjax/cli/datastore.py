@@ -1,4 +1,4 @@
-"""`specjax datastore build` and `info`: a corpus in which the proposer `datastore` looks up."""
+"""`specjax datastore build` and `info`: make and describe a corpus for the proposer `datastore`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specjax demo`: what speculation does, on the shipped models, in less than a minute."""
+"""`specjax demo` shows the effect of speculation, on the shipped models, in less than a minute."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROUNDS = 3
 
 
 class _Way(Timed):
-    """Decoding one prompt in one way."""
+    """Decodes one prompt with one option."""
 
     def __init__(self, name: str, prepared: Prepared) -> None:
         super().__init__(name, 1)
@@ -63,7 +63,7 @@ class _Way(Timed):
 
     @property
     def rate(self) -> float:
-        """Median tokens/s of the undisturbed samples, or of the last one if there is none."""
+        """Returns the median tokens/s of the undisturbed samples, or else of the last one."""
         assert self.output is not None
         last = self.output.stats.seconds
         return len(self.tokens) / (last if self.disturbed else medians(self.seconds)[0])
@@ -76,7 +76,7 @@ class _Way(Timed):
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Ways that are compared with the first of them."""
+    """Options that are compared with the first of them."""
 
     temperature: float
     ways: list[_Way]
@@ -100,7 +100,7 @@ class _Part:
         ]
 
     def table(self) -> str:
-        """The rows as text."""
+        """Returns the rows as text."""
         lines = [f"  {'':<16} tokens/s  speed-up  passes  tokens  sha256 of the tokens"]
         plain = self.ways[0].rate
         for way in self.ways:

@@ -1,4 +1,4 @@
-"""`specjax generate "prompt"`: generate with speculation, and compare with plain decoding."""
+"""`specjax generate "prompt"` generates with speculation, and compares with plain decoding."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
     request = Request(prompts=asked, **drafted)
     prepared = prepare(target, request, stream=stream, draft_mesh=draft_mesh)
     undrafted: Options = {**options, "proposer": "none"}
-    # A process of the draft alone has no part of the target to decode with.
+    # A process with only the draft has no shard of the target to decode with.
     apart = draft_mesh is not None and jax.process_count() > 1
     compares = not (arguments.no_compare or apart)
     plain = None
@@ -185,7 +185,7 @@ def _show(prepared: Prepared, prompts: list[str], arguments: argparse.Namespace)
 
 
 def _whole(decoded: specjax.Output | specjax.TextStream) -> specjax.Output:
-    """The output; a stream is read to its end."""
+    """Returns the output; a stream is read to its end."""
     if isinstance(decoded, specjax.Output):
         return decoded
     for _ in decoded:

@@ -1,4 +1,4 @@
-"""`specjax inspect FOLDER`: what a folder of a published drafter holds, from its headers alone."""
+"""`specjax inspect FOLDER` describes the folder of a published drafter, only from its headers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specjax.models import LanguageModel, LinenModel, Transformer
 HELP = "describe a published drafter from its configuration and headers; reads no weights"
 
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "BOOL": 1, "U8": 1, "I8": 1}
-"""The size of a number, by the names that safetensors has for dtypes."""
+"""The bytes of a number, by the names that safetensors has for dtypes."""
 
 _TABLES = ("BOOL", "I32", "I64", "U8")
 
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _abstract(path: str) -> LanguageModel:
-    """A target without weights: the shapes of its parameters, from its configuration."""
+    """Returns a target without weights: the shapes of its parameters, from its configuration."""
     folder = find_folder(path)
     model = LinenModel(Transformer(read_config(folder)[2]))
     params = jax.eval_shape(model.init, jax.random.key(0))

@@ -1,4 +1,4 @@
-"""The report of `specjax bench`: its rows, and how they are printed."""
+"""The report of `specjax bench`: its rows, and the code that prints them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specjax.measure import Interval, show
 
 
 class Facts(TypedDict):
-    """What a row of the report was measured with."""
+    """The settings with which a row of the report was measured."""
 
     proposer: str
     num_drafts: int  # greatest depth of a draft token
@@ -41,7 +41,7 @@ class Measured(TypedDict):
 
 
 def label(facts: Facts) -> str:
-    """The proposer, with the branching of its tree if it has one."""
+    """Returns the proposer, with the branching of its tree if it has one."""
     return f"{facts['proposer']} {','.join(map(str, facts.get('branching', [])))}".strip()
 
 

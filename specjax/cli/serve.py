@@ -1,4 +1,4 @@
-"""`specjax serve`: OpenAI's API over HTTP, with speculation that each request chooses."""
+"""`specjax serve` offers OpenAI's API over HTTP, with speculation that each request chooses."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _given(
     drafters: Sequence[tuple[str, pathlib.Path | str]],
     adapters: Sequence[tuple[str, pathlib.Path | str]],
 ) -> dict[str, specjax.Drafter]:
-    """The drafters of the options, by name."""
+    """Returns the drafters of the options, by name."""
     depth = 4 if arguments.num_drafts is None else arguments.num_drafts
     loaded: dict[str, specjax.Drafter] = {}
     if draft is not None:
@@ -187,10 +187,10 @@ def _given(
 def by_plan(
     target: specjax.LanguageModel, draft: specjax.LanguageModel | None, slots: int
 ) -> tuple[dict[str, specjax.Drafter], str | None]:
-    """The drafters and the default that a saved plan says are fastest.
+    """Returns the drafters and the default that a saved plan found to be fastest.
 
-    There are none if drafts do not pay, or without a plan: a default must not be slower than doing
-    without, and every drafter of an engine makes all of its passes wider.
+    There are none if drafts do not pay, or without a plan: a default must not be slower than plain
+    decoding, and every drafter of an engine makes all of its passes wider.
     """
     if not target.model.reads_trees:
         return {}, None
@@ -213,7 +213,7 @@ def by_plan(
 
 
 def _named(option: str, text: str, default: str | None) -> tuple[str, pathlib.Path | str]:
-    """The name and the folder of NAME=FOLDER."""
+    """Returns the name and the folder of NAME=FOLDER."""
     name, separator, folder = text.partition("=")
     if not separator and default is not None:
         return default, text

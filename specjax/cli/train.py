@@ -1,4 +1,4 @@
-"""`specjax train JOB`: train models, drafts and heads, and measure; also `python -m train.JOB`."""
+"""`specjax train JOB` trains models, drafts and heads, and measures; also `python -m train.JOB`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOBS = {
     "ablation": "specjax.training.jobs.ablation",
     "prompts": "specjax.training.jobs.prompts",
 }
-"""Name -> module with `main(argv)`, imported when the job runs, as it needs the extra `train`."""
+"""The module of each job, with `main(argv)`, which is imported when the job runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

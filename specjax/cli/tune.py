@@ -1,4 +1,4 @@
-"""`specjax tune`: which way to decode is fastest on this machine, for these models and prompts."""
+"""`specjax tune` finds the fastest way to decode on this machine, for these models and prompts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     given = arguments.prompt or arguments.prompt_file
     prompts = read_prompts(arguments) if given else None
-    # The plan is for the first drafter, so the shipped draft model is none beside another one.
+    # The plan is for the first drafter, so the shipped draft model is not added to another one.
     with_draft = arguments.draft is not None or (
         arguments.target is None and arguments.drafter is None
     )

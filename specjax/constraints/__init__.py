@@ -1,4 +1,4 @@
-"""What a text is constrained to: expressions, schemas and choices as automata, and grammars."""
+"""Constraints of a text: expressions, schemas and choices as automata, and grammars."""
 
 from specjax.constraints.automaton import Automata, Automaton
 from specjax.constraints.compile import Constraint, automaton_of, check_least, constraints_of

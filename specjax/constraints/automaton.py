@@ -1,10 +1,10 @@
-"""Automata over tokens: which tokens may follow a text, by its state.
+"""Automata over tokens: the state of a text determines which tokens may follow it.
 
     regular expression or schema, and a vocabulary -> Automaton, one, on the host
     B of them, each with its state                 -> Automata, on the device, axis 0 is the row
 
 Tokens that lead from every state to the same states are of one *class*.  So a table of states and
-classes, and the class of each token, say everything: 200 states of 120 classes are 94 KB.
+classes, and the class of each token, define the automaton: 200 states of 120 classes are 94 KB.
 
 A node's state follows from its row's state and the drafts on its path.  So every node has the mask
 of its own text, and the emitted text does not depend on the drafts.
@@ -27,19 +27,20 @@ from specjax._internal.checks import items, shown, whole
 from specjax.types import ABSENT
 
 ENDLESS = 2**30
-"""The length of a text that may go on for ever.  Lengths of texts can be added to it."""
+"""The length, in tokens, of a text that may go on for ever; lengths can be added to it."""
 
 _Host = Array | np.ndarray  # NumPy arrays on the host until `prefill`
 _STATES, _CLASSES = (256, 4), (128, 2)
-"""Sizes of tables: the least one, and the factor to the next.  A table of another automaton has
-mostly the same size, and so uses the same program."""
+"""The sizes of tables: the least one, and the factor to the next.  Tables of two automata mostly
+have the same size, and so use the same program.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Automaton:
-    """The texts that a row may write, as an automaton over the tokens of a vocabulary.
+    """The texts that a row may emit, as an automaton over the tokens of a vocabulary.
 
-    Only states from which a text can be completed are entered, whatever the table says.
+    Only states from which a text can be completed are entered, even if the table has others.
 
     Attributes:
       classes: [V] int32, the class of each token.
@@ -98,10 +99,13 @@ class Automaton:
         vocab_size: int,
         start: int = 0,
     ) -> Self:
-        """From {token: next state} of each state, and the accepting states.
+        """Makes an automaton from {token: next state} of each state, and the accepting states.
 
         Raises:
           ValueError: a token or a state that does not exist, or no text is accepted.
+
+        Example:
+          >>> evens = Automaton.of([{0: 1}, {0: 0}], accepting=[0], vocab_size=2)
         """
         listed = items(transitions)
         if not listed or not all(isinstance(ways, Mapping) for ways in listed):
@@ -125,14 +129,14 @@ class Automaton:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """V, the size of the vocabulary."""
         return len(self.classes)
 
     def without(self, tokens: Iterable[int]) -> Automaton:
-        """The automaton of the texts without these tokens, which end a row.
+        """Returns the automaton of the texts without these tokens, which end a row.
 
         Raises:
-          ValueError: there is no such text.
+          ValueError: no such text exists.
         """
         ends = [token for token in tokens if (self.next[:, self.classes[token]] >= 0).any()]
         if not ends:
@@ -146,7 +150,7 @@ class Automaton:
 
 
 def fewest_steps(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """[S] the fewest steps from each state to an accepting one, or ENDLESS: a search backwards.
+    """Returns [S] the fewest steps from each state to an accepting one, or ENDLESS.
 
     Args:
       table: [S, C] int32, the states that follow; -1 for none.
@@ -166,7 +170,7 @@ def fewest_steps(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
 
 
 def _longest(table: np.ndarray) -> np.ndarray:
-    """[S] the most tokens after each state, or ENDLESS where there is a cycle."""
+    """Returns [S] the most tokens after each state, or ENDLESS where there is a cycle."""
     found = np.full(len(table), ENDLESS, np.int32)
     left = np.arange(len(table))
     while left.size:
@@ -181,7 +185,7 @@ def _longest(table: np.ndarray) -> np.ndarray:
 
 
 def _only(table: np.ndarray, classes: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """[S] the only token that may follow each state, EOS included; -1 where there are others."""
+    """Returns [S] the only token that may follow each state, EOS included, or -1 if several may."""
     counts = np.bincount(classes, minlength=table.shape[1])
     single = ((table >= 0) * counts).sum(1) == 1
     token = np.zeros(table.shape[1], np.int32)
@@ -194,8 +198,8 @@ def _only(table: np.ndarray, classes: np.ndarray, accepting: np.ndarray) -> np.n
 class Automata:
     """The automata of B rows, and the state of each row.  Axis 0 of every leaf is the row.
 
-    State 0 allows everything: it is that of rows without an automaton, and that after EOS.  Class 0
-    is that of EOS.
+    State 0 allows everything: it is the state of rows without an automaton, and after EOS.  Class 0
+    is EOS.
     """
 
     classes: _Host  # [B, V] int32
@@ -212,7 +216,7 @@ class Automata:
         vocab_size: int,
         size: tuple[int, int] | None = None,
     ) -> Automata:
-        """Those of the rows, still on the host; None constrains nothing.
+        """Makes the automata of the rows, still on the host; None constrains nothing.
 
         Args:
           automata: of each row.
@@ -255,7 +259,7 @@ class Automata:
         return cls(classes, table, shortest, longest, likely, start)
 
     def begin(self, eos: Array) -> Automata:
-        """With the tokens `eos` [B, ids] (padded with ABSENT) that end the rows."""
+        """Returns the automata with the rows' end tokens `eos` [B, ids] (padded with ABSENT)."""
         at = jnp.where(eos < 0, self.classes.shape[1], eos)
         classes = (
             jnp.asarray(self.classes).at[jnp.arange(len(eos))[:, None], at].set(0, mode="drop")
@@ -266,12 +270,12 @@ class Automata:
         )
 
     def observe(self, emitted: Array, count: Array) -> Automata:
-        """After the first `count` [B] of the tokens `emitted` [B, T]."""
+        """Returns the automata after the first `count` [B] of the tokens `emitted` [B, T]."""
         tokens = jnp.where(jnp.arange(emitted.shape[1]) < count[:, None], emitted, ABSENT)
         return dataclasses.replace(self, state=self.after(tokens[:, None])[:, 0])
 
     def after(self, path: Array) -> Array:
-        """[B, M, D] tokens, padded with ABSENT -> [B, M] states after them."""
+        """Maps [B, M, D] tokens, padded with ABSENT, to the [B, M] states after them."""
 
         def row(classes: _Host, table: _Host, start: _Host, path: Array) -> Array:
             kinds = classes[jnp.maximum(path, 0)]
@@ -290,10 +294,10 @@ class Automata:
     def allow(
         self, logits: Array, path: Array, length: Array, limit: Array, least: _Host | int
     ) -> Array:
-        """The logits [B, M, V] of M nodes, with -inf for tokens that may not follow.
+        """Returns the logits [B, M, V] of M nodes, with -inf for tokens that may not follow.
 
         A token may follow if the text can be completed within the row's limit, and if it can still
-        reach `least` tokens where there is such a way.  If other settings ban all tokens that may
+        reach `least` tokens, where that is possible.  If other settings ban all tokens that may
         follow, these tokens are equally probable.
 
         Args:
@@ -317,7 +321,7 @@ class Automata:
         return keep(logits, kept > 0)
 
     def _ways(self, path: Array, length: Array, limit: Array, least: _Host | int) -> Array:
-        """Returns [B, M, C] bool: whether a token of each class may follow each node."""
+        """Returns [B, M, C] bool: True if a token of each class may follow each node."""
         ways = _rows(self.next, self.after(path))
         least = jnp.broadcast_to(least, length.shape)[:, None, None]
         to = jnp.maximum(ways, 0)
@@ -338,14 +342,14 @@ class Automata:
         return allowed | ~allowed.any(-1, keepdims=True)
 
     def drafts(self, depth: int, eos: Array) -> tuple[Array, Array]:
-        """The tokens that are likely to follow, up to the first state with several ways on.
+        """Returns the tokens that are likely to follow, up to the first state with a choice.
 
         Args:
           depth: D.
           eos: [B, ids], the tokens that end each row.
 
         Returns:
-          Tokens [B, D] int32, and how many of them there are [B].
+          Tokens [B, D] int32, and their number [B].
         """
         state, on, tokens = self.state, jnp.ones(len(eos), bool), []
         count = jnp.zeros(len(eos), jnp.int32)
@@ -363,12 +367,12 @@ class Automata:
 
 
 def _rows(x: _Host, index: Array) -> Array:
-    """[B, S, C], [B, M] -> [B, M, C]"""
+    """Gathers rows of [B, S, C] at the indices [B, M]: [B, M, C]."""
     return jax.vmap(lambda x, index: x[index])(x, index)
 
 
 def size_of(automata: Sequence[Automaton | None]) -> tuple[int, int]:
-    """The padded numbers of states and classes, S and C, that hold these automata."""
+    """Returns the padded numbers of states and classes, S and C, that hold these automata."""
     given = [one for one in automata if one is not None]
     states = max((len(one.next) + 1 for one in given), default=1)
     kinds = max((one.next.shape[1] + 1 for one in given), default=2)

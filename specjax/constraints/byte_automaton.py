@@ -1,4 +1,4 @@
-"""Automata over bytes: what an expression, a schema or a list of texts means, in UTF-8."""
+"""Automata over bytes: the texts of an expression, a schema or a list, in UTF-8."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Bytes:
         return bytes(np.flatnonzero((self.next >= 0).any(0)).tolist())
 
     def example(self) -> bytes | None:
-        """A shortest text, or None if there is none."""
+        """Returns a shortest text, or None if there is none."""
         before: dict[int, tuple[int, int]] = {}
         frontier, seen = [0], {0}
         while frontier:
@@ -57,7 +57,7 @@ class Bytes:
         return None
 
     def forced(self, state: int, most: int) -> bytes:
-        """The bytes that must follow a state, at most so many."""
+        """Returns the bytes that must follow a state, at most `most` of them."""
         text = bytearray()
         while len(text) < most and not self.accepting[state]:
             ways = np.flatnonzero(self.next[state] >= 0)
@@ -69,7 +69,7 @@ class Bytes:
 
 
 def trimmed(automaton: Bytes) -> Bytes:
-    """Without the bytes after which no text can be completed."""
+    """Removes the bytes after which no text can be completed."""
     kinds, kind_of = np.unique(automaton.next, axis=1, return_inverse=True)
     lost = fewest_steps(kinds, automaton.accepting) == ENDLESS
     kinds = np.where((kinds < 0) | lost[kinds], ABSENT, kinds)
@@ -77,7 +77,7 @@ def trimmed(automaton: Bytes) -> Bytes:
 
 
 def merged(automaton: Bytes) -> Bytes:
-    """Without states that are equal: they accept alike, and every byte leads to the same state."""
+    """Merges states that are equal: they accept alike, and every byte leads to the same state."""
     table, accepting = automaton.next, automaton.accepting
     for _ in range(_ROUNDS):
         rows = np.concatenate([table, accepting[:, None]], axis=1).astype(np.int32)
@@ -93,7 +93,7 @@ def merged(automaton: Bytes) -> Bytes:
 
 
 def of_texts(texts: Iterable[str]) -> Bytes:
-    """The automaton of these texts: a tree of their beginnings, with equal endings merged."""
+    """Makes the automaton of these texts: a tree of their prefixes, with equal endings merged."""
     table, accepting = [[ABSENT] * 256], [False]
     for text in texts:
         state = 0
@@ -108,13 +108,14 @@ def of_texts(texts: Iterable[str]) -> Bytes:
 
 
 def ascii_digits(expression: str) -> str:
-    """An expression in which \\d is one of 0 to 9, and not any of Unicode's 700 digits."""
+    """Returns an expression in which \\d is one of 0 to 9, and not any of Unicode's 700 digits."""
     return re.sub(r"\\(.)", lambda m: "[0-9]" if m[1] == "d" else m[0], expression, flags=re.DOTALL)
 
 
 def absent_from(expression: str) -> str:
-    r"""U+0000 if no text of an expression has it, or "" if a look at its parts does not show that:
-    it has ".", a complement, or an escape other than those of a few kinds of characters."""
+    r"""Returns U+0000 if no text of an expression has it, or "" if its elements do not show that:
+    it has ".", a complement, or an escape other than those of a few kinds of characters.
+    """
     parts, depth = re.findall(r"\\.|\[[\^:]?|.", expression, flags=re.DOTALL), 0
     for part in parts:
         depth = max(0, depth + (part == "[") - (part == "]"))
@@ -131,17 +132,17 @@ def _asked(request: str, subject: str) -> dict[str, Any]:
 
 
 def of_expression(subject: str, expression: str, absent: str = "") -> Bytes:
-    """The automaton of an expression in the syntax of Rust's `regex`, compiled by outlines_core.
+    """Compiles an expression in the syntax of Rust's `regex` with outlines_core.
 
     Args:
       subject: for messages.
-      expression: what the texts match, from their first to their last character.
-      absent: a character that is in none of the texts, if one is known.  With it compiling does
-        not look for texts that begin later, which can take exponentially many states.
+      expression: the expression that the texts match, from their first to their last character.
+      absent: a character that is in none of the texts, if one is known.  With it the compiler does
+        not search for texts that begin later, which can take exponentially many states.
 
     Raises:
       ValueError: outlines_core is missing or refuses it, it has too many states, or compiling takes
-        too long or too much memory.  A process with limits compiles.
+        too long or too much memory.  It is compiled in a process with limits.
     """
     request = {"expression": expression, "absent": absent}
     answer = _asked(json.dumps(request), subject)

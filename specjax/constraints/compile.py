@@ -1,4 +1,4 @@
-"""From what a user asks for to automata over a target's tokens, kept in memory and on disk."""
+"""Compiles a user's constraints to automata over a target's tokens, kept in memory and on disk."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _recent: Recent[tuple[str, str, int], Automaton] = Recent()
 _digests: weakref.WeakKeyDictionary[LanguageModel, str] = weakref.WeakKeyDictionary()
 
 Constraint = Expression | Grammar | Automaton
-"""What `generate(constraint=...)` takes: `Regex`, `JSONSchema`, `Choice`, `Grammar`, or a built
-automaton."""
+"""A constraint of `generate(constraint=...)`: an `Expression`, a `Grammar` or an `Automaton`."""
 
 
 def constraints_of(
     target: LanguageModel, constraint: object, ends: list[list[int]], new: int
 ) -> list[Automaton | None]:
-    """The automaton of each row, or None.
+    """Returns the automaton of each row, or None.
 
     Args:
-      target: the model whose tokens they are about.
+      target: the model whose tokens are constrained.
       constraint: one for all rows, or a list with one or None for each.
       ends: the tokens that end each row.
       new: the most new tokens of a row.
 
     Raises:
-      ValueError: it is no constraint, cannot be compiled, or has no text of at most `new` tokens.
+      ValueError: it is not a constraint, cannot be compiled, or has no text of at most `new`
+        tokens.
     """
     asked = each("constraint", constraint, len(ends))
     made = [None if one is None else automaton_of(target, one) for one in asked]
@@ -76,11 +76,11 @@ def _without(automaton: Automaton, eos: tuple[int, ...]) -> Automaton:
 
 
 def automaton_of(target: LanguageModel, constraint: object) -> Automaton:
-    """The automaton of a constraint over the tokens of a target.
+    """Returns the automaton of a constraint over the tokens of a target.
 
     Raises:
-      ValueError: it is no constraint, it allows no text or only the empty one, the vocabulary
-        cannot write it, or it is larger than the bounds.
+      ValueError: it is not a constraint, it allows no text or only the empty one, the vocabulary
+        cannot spell its texts, or it is larger than the bounds.
     """
     size = target.model.vocab_size
     if isinstance(constraint, Automaton):
@@ -118,7 +118,7 @@ def automaton_of(target: LanguageModel, constraint: object) -> Automaton:
 
 
 def tokenizer_of(target: LanguageModel, constraint: object) -> tuple[tokenizers.Tokenizer, str]:
-    """The tokenizer of a target, and the digest of its vocabulary.
+    """Returns the tokenizer of a target, and the digest of its vocabulary.
 
     Raises:
       ValueError: it has none, and `constraint` needs one.
@@ -178,7 +178,7 @@ def _compile(
 
 
 def called(constraint: Any) -> str:
-    """A constraint as text, for messages."""
+    """Returns a constraint as text, for messages."""
     if isinstance(constraint, Regex):
         return f"Regex({shown(constraint.expression)})"
     if isinstance(constraint, Choice):
@@ -196,7 +196,7 @@ def _path(key: str, digest: str, size: int) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path) -> Automaton | None:
-    """The automaton of a file, or None if it is missing or damaged."""
+    """Returns the automaton of a file, or None if it is missing or damaged."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             classes, table, accepting, likely = (file[name] for name in _ARRAYS)
@@ -206,7 +206,7 @@ def _read(path: pathlib.Path) -> Automaton | None:
 
 
 def _write(path: pathlib.Path, automaton: Automaton) -> None:
-    """Keep an automaton; a folder that cannot be written is no error."""
+    """Stores an automaton; a folder that cannot be written is not an error."""
     partial = path.with_suffix(f".{os.getpid()}.npz")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

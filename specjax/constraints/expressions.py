@@ -1,4 +1,4 @@
-"""What a user constrains a text to: `Regex`, `JSONSchema`, `Choice`, `Grammar`."""
+"""The constraints that a user gives: `Regex`, `JSONSchema`, `Choice`, `Grammar`."""
 
 from __future__ import annotations
 
@@ -14,33 +14,38 @@ from specjax.constraints.byte_automaton import Bytes
 
 
 class Expression(abc.ABC):
-    """The set of texts that a row may write, whatever the vocabulary."""
+    """The set of texts that a row may emit, whatever the vocabulary."""
 
     canonical: bool
-    """True: characters that must follow are written as the tokenizer spells them, and in no other
-    way.  The texts are the same ones, more tokens are forced, and the target reads keys and names
-    as it has learned them."""
+    """True: characters that must follow are spelt as the tokenizer spells them.  The set of texts
+    stays the same, more tokens are forced, and the target reads keys and names as it has learned
+    them.
+    """
 
     @property
     @abc.abstractmethod
     def key(self) -> str:
-        """What tells expressions apart."""
+        """The value by which expressions are compared."""
 
     @abc.abstractmethod
     def compile(self) -> Bytes:
-        """Its automaton.
+        """Compiles the expression to an automaton.
 
         Raises:
-          ValueError: it cannot be compiled, or not within the bounds on states and seconds.
+          ValueError: the expression cannot be compiled, or not within the bounds on states and
+            seconds.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Regex(Expression):
-    r"""Texts that a regular expression matches from the first to the last character.
+    r"""Allows the texts that a regular expression matches from the first to the last character.
 
     The syntax is that of Rust's `regex`: as in Python's `re`, without look-around, back-references
     and \b; `.` is any character but a newline, and \d one of 0 to 9.
+
+    Example:
+      >>> specjax.generate(target, "The answer is ", constraint=Regex("[0-9]{1,3}"))
     """
 
     expression: str
@@ -67,19 +72,23 @@ class Regex(Expression):
 
 @dataclasses.dataclass(frozen=True)
 class JSONSchema(Expression):
-    r"""Texts that are JSON of a schema.
+    r"""Allows the texts that are JSON of a schema.
 
     The keys of an object stand in the order of the schema, optional ones may be left out, and
     others do not occur.  Keys and the values of `enum` and `const` are written as `json.dumps` with
     `ensure_ascii=False` writes them, and in the strings of a `pattern` or `format` a character is
-    escaped only if it must be.  All items of `prefixItems` are written.  A keyword of JSON Schema
-    that cannot be kept is refused by its name, and one that JSON Schema does not know says nothing.
+    escaped only if it must be.  All items of `prefixItems` are present.  A keyword of JSON Schema
+    that cannot be kept is refused by its name, and one that JSON Schema does not know is ignored.
 
     Attributes:
       schema: a dict, or its JSON as a text.
       whitespace: a regular expression for the white space between the tokens of JSON: at most one
         space by default.  With "" a text has none, so more of it is forced.
       canonical: as in `Expression`.
+
+    Example:
+      >>> schema = {"type": "object", "properties": {"age": {"type": "integer"}}}
+      >>> specjax.generate(target, "Bob is 7. As JSON: ", constraint=JSONSchema(schema))
     """
 
     schema: Mapping[str, Any] | str
@@ -103,7 +112,11 @@ class JSONSchema(Expression):
 
 @dataclasses.dataclass(frozen=True)
 class Choice(Expression):
-    """One of these texts."""
+    """Allows one of these texts.
+
+    Example:
+      >>> specjax.generate(target, "Is it true? ", constraint=Choice(["yes", "no"]))
+    """
 
     texts: Sequence[str]
     canonical: bool = False
@@ -131,10 +144,11 @@ class Choice(Expression):
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
-    r"""Texts of a context-free grammar, which may nest without a bound.
+    r"""Allows the texts of a context-free grammar, which may nest without a bound.
 
-    No automaton can follow them.  A matcher on the host does, between the draft and its
-    verification, so a step is slower than under the other constraints; see `docs/constraints.md`.
+    No automaton can represent them.  A matcher on the host follows each text between the draft and
+    its verification, so a step is slower than under the other constraints; see
+    `docs/constraints.md`.
 
     Attributes:
       grammar: a grammar in the Lark dialect of llguidance, whose first rule is `start`; a grammar
@@ -142,6 +156,9 @@ class Grammar:
         may be recursive.
       whitespace: for a schema, a regular expression for the white space between the tokens of JSON:
         at most one space by default.
+
+    Example:
+      >>> Grammar('start: "(" start ")" | "x"')
     """
 
     grammar: str | Mapping[str, Any]
@@ -162,11 +179,11 @@ class Grammar:
 
     @property
     def is_schema(self) -> bool:
-        """Whether the constraint is a JSON schema."""
+        """True if the constraint is a JSON schema."""
         assert isinstance(self.grammar, str)
         return self.grammar.lstrip().startswith("{")
 
     @property
     def key(self) -> str:
-        """What tells grammars apart."""
+        """The value by which grammars are compared."""
         return json.dumps([self.grammar, self.whitespace])

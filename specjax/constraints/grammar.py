@@ -81,10 +81,10 @@ class GrammarMatcher(Matcher):
 def matchers_of(
     target: LanguageModel, constraint: object, ends: list[list[int]]
 ) -> tuple[list[Callable[[], Matcher] | None] | None, list[Any]]:
-    """What makes the matcher of each row, and the constraints that are no grammars.
+    """Returns a function that makes each row's matcher, and the constraints that are not grammars.
 
     Args:
-      target: the model whose tokens they are about.
+      target: the model whose tokens are constrained.
       constraint: one for all rows, or a list with one or None for each.
       ends: the tokens that end each row.
 
@@ -93,7 +93,8 @@ def matchers_of(
       and each row's constraint, None for those with a grammar.
 
     Raises:
-      ValueError: llguidance is missing or refuses a grammar, or the vocabulary cannot write it.
+      ValueError: llguidance is missing or refuses a grammar, or the vocabulary cannot spell its
+        texts.
     """
     asked = each("constraint", constraint, len(ends))
     rest = [None if isinstance(one, Grammar) else one for one in asked]
@@ -114,7 +115,7 @@ def matchers_of(
 
 
 def _start(target: LanguageModel, grammar: Grammar) -> Any:
-    """The matcher of llguidance of an empty text, checked."""
+    """Returns llguidance's matcher of an empty text, checked."""
     name, size = f"constraint={called(grammar)}", target.model.vocab_size
     if importlib.util.find_spec("llguidance") is None:
         raise ValueError(f"{name} needs llguidance: {install('grammar')}")
@@ -128,7 +129,7 @@ def _start(target: LanguageModel, grammar: Grammar) -> Any:
 
 
 def _vocabulary(written: Sequence[bytes | None]) -> Any:
-    """A tokenizer of llguidance.  A token more is its end, since rows have ends of their own."""
+    """Returns a tokenizer of llguidance with an extra end token, since rows have their own ends."""
     import llguidance
 
     class Tokens:
@@ -167,7 +168,7 @@ def _compile(vocabulary: Any, grammar: Grammar, name: str, target: LanguageModel
 
 
 def _form(grammar: Grammar, name: str) -> str:
-    """A grammar as llguidance reads it."""
+    """Returns a grammar in the form that llguidance reads."""
     from llguidance import LLMatcher, gbnf_to_lark
 
     text = grammar.grammar
@@ -188,7 +189,7 @@ def _form(grammar: Grammar, name: str) -> str:
 
 
 def _reason(message: str) -> str:
-    """What is wrong with a grammar, with the line if llguidance names one."""
+    """Returns the error of a grammar, with the line if llguidance names one."""
     place = _PLACE.match(message)
     first = message[place.end() if place else 0 :].splitlines()[0]
     at = f" at line {place[1]}, column {place[2]}" if place else ""

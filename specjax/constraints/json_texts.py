@@ -1,4 +1,4 @@
-r"""Expressions of the texts of JSON: how strings, numbers, values, arrays and objects are written.
+r"""Expressions of the texts of JSON: strings, numbers, values, arrays and objects.
 
 An expression is in the syntax of Rust's `regex`.  `space` is the expression of the white space
 between two tokens of JSON, in a group.  No text contains U+0000, which JSON escapes.
@@ -26,22 +26,22 @@ SCALARS = {
     "boolean": "(?:true|false)",
     "null": "null",
 }
-"""The texts of each type without parts."""
+"""The texts of each type that has no items or members."""
 
 
 def literal(text: str) -> str:
-    """The expression of one text."""
+    """Returns the expression of one text."""
     return re.sub(r"[^A-Za-z0-9_]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)
 
 
 def encoded(value: object) -> str:
-    """The JSON of a value, with characters as they are, and halves of a pair as escapes."""
+    """Returns the JSON of a value, unescaped except for unpaired surrogates."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def value(content: Any, space: str) -> str:
-    """The texts of one value of JSON.  The keys of objects stand in their order."""
+    """Returns the texts of one value of JSON.  The keys of objects stand in their order."""
     if isinstance(content, list):
         return array([value(one, space) for one in content], f",{space}", space)
     if isinstance(content, Mapping):
@@ -51,12 +51,12 @@ def value(content: Any, space: str) -> str:
 
 
 def array(parts: Sequence[str], comma: str, space: str) -> str:
-    """An array of these parts, with `comma` between two of them."""
+    """Returns the expression of an array of these items, with `comma` between two of them."""
     return rf"\[{space}{comma.join(parts)}{space if parts else ''}\]"
 
 
 def objects(members: Mapping[str, str], required: Sequence[str], space: str) -> str:
-    """Objects with these members in this order, of which those that are not required may lack.
+    """Returns the expression of objects with these members in order; only required ones must occur.
 
     With a required member a comma belongs to the member that is further from it.  Otherwise there
     is an alternative for each member that may be the last one.

@@ -1,8 +1,8 @@
-"""From bytes to tokens: the automaton of a vocabulary's tokens that write an automaton's texts.
+"""Lifts an automaton over bytes to the tokens of a vocabulary.
 
-A token leads from a state to where its bytes lead.  All tokens are followed at once, from all
-states, a byte at a time.  Beginnings of tokens that lead from every state to the same states are
-one column, so each of the few different columns is followed by each byte once.
+A token leads from a state to the state after its bytes.  All tokens are followed at once, from all
+states, a byte at a time.  Prefixes of tokens that lead from every state to the same states are one
+column, so each of the few different columns is followed by each byte once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _FORCED = 128  # the most forced bytes that are spelt
 
 
 def lift(automaton: Bytes, written: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
-    """The class of each token [V] and the states after each class [S, C].
+    """Returns the class of each token [V] and the states after each class [S, C].
 
     Args:
       automaton: over bytes, S states.
-      written: the bytes of each token; None for tokens that write nothing.
+      written: the bytes of each token; None for tokens without text.
     """
     # Bytes with equal columns, and a dead state that everything leads to.
     kinds, kind_of = np.unique(automaton.next, axis=1, return_inverse=True)
@@ -64,11 +64,11 @@ def lift(automaton: Bytes, written: Sequence[bytes | None]) -> tuple[np.ndarray,
 def spelt(
     automaton: Bytes, written: Sequence[bytes | None], encode: Callable[[bytes], list[int]]
 ) -> np.ndarray:
-    """[S] the first token of the bytes that must follow each state, or -1.
+    """Returns [S] the first token of the bytes that must follow each state, or -1.
 
     Args:
       automaton, written: as above.
-      encode: from a text to its tokens, as the tokenizer writes them.
+      encode: maps a text to its tokens, as the tokenizer spells them.
     """
     single = {text: token for token, text in reversed(list(enumerate(written))) if text}
     longest = max(map(len, single), default=0)
@@ -92,9 +92,9 @@ def spelt(
 def canonical(
     classes: np.ndarray, table: np.ndarray, likely: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Classes and states in which bytes that must follow are written by `likely` tokens only.
+    """Returns classes and states in which bytes that must follow are spelt only by `likely` tokens.
 
-    Each text can still be written: these tokens write a beginning of the bytes that must follow.
+    Each text can still be emitted: these tokens spell a prefix of the bytes that must follow.
     """
     tokens = np.unique(likely[likely >= 0])
     own = np.full(len(classes), ABSENT)
@@ -109,7 +109,7 @@ def canonical(
 
 
 def reachable(automaton: Automaton) -> Automaton:
-    """Without the states inside of tokens, which no text reaches, and with few classes."""
+    """Removes the states inside of tokens, which no text reaches; few classes remain."""
     seen = np.zeros(len(automaton.next), bool)
     frontier = np.array([automaton.start])
     while frontier.size:

@@ -1,9 +1,9 @@
-"""Matchers: what no automaton can follow, one row at a time, on the host.
+"""Matchers: constraints that no automaton can represent, one row at a time, on the host.
 
     text so far -> matcher at the root -> the drafts of a path, one by one -> and back again
 
-A matcher is a stack: tokens are put on it and taken off again, and it says which tokens may follow.
-So one walk over the tree of a proposal gives the mask of each node, and ends where it began.
+A matcher is a stack: tokens are pushed and popped, and it returns which tokens may follow.  So one
+walk over the tree of a proposal gives the mask of each node, and ends where it began.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from specjax.types import ABSENT
 
 
 class Matcher(abc.ABC):
-    """The text of one row, and what may follow it."""
+    """The text of one row, and the tokens that may follow it."""
 
     called: str
-    """What it matches, for messages."""
+    """The constraint that it matches, for messages."""
 
     @abc.abstractmethod
     def allowed(self, words: np.ndarray) -> None:
-        """Write what may follow into `words` [W] uint32, token t in bit t % 32 of word t // 32.
+        """Writes a mask of the tokens that may follow into `words` [W] uint32, one bit a token.
 
-        The tokens that end a row are not asked for.
+        The tokens that end a row are not part of the mask.
         """
 
     @abc.abstractmethod
@@ -36,19 +36,19 @@ class Matcher(abc.ABC):
 
     @abc.abstractmethod
     def push(self, token: int) -> bool:
-        """Append a token.  False: it may not follow, and the text is as before."""
+        """Appends a token.  Returns False if it may not follow; the text then stays as it is."""
 
     @abc.abstractmethod
     def pop(self) -> None:
-        """Take the last token off again."""
+        """Removes the last token."""
 
     def fault(self) -> str | None:
-        """Why it gave up, as at a limit of its memory; None as long as it works."""
+        """Returns why the matcher gave up, such as a limit of its memory; None while it works."""
         return None
 
 
 class Matchers:
-    """The matchers of B rows; None for rows whose text is free.
+    """The matchers of B rows; None for rows without a grammar.
 
     Args:
       rows: of each row, with the text of its output so far.
@@ -61,7 +61,7 @@ class Matchers:
         self.ends = [[token for token in row.tolist() if token != ABSENT] for row in ends]
 
     def roots(self, nodes: int, done: np.ndarray) -> np.ndarray:
-        """Masks [B, N, W] uint32 with those of the roots; `tree` fills in the others.
+        """Returns masks [B, N, W] uint32 with the masks of the roots; `tree` fills in the others.
 
         Raises:
           ValueError: nothing may follow the text of a row that is not done.
@@ -81,10 +81,10 @@ class Matchers:
     def tree(
         self, masks: np.ndarray, tokens: np.ndarray, parent: np.ndarray, done: np.ndarray
     ) -> np.ndarray:
-        """`masks` with those of the drafts `tokens` [B, N] of a `Proposal` with `parent` [B, N].
+        """Fills in the masks of the drafts `tokens` [B, N] of a `Proposal` with `parent` [B, N].
 
-        A draft that may not follow its text is rejected by the mask of its parent, and so is all
-        that is below it.  The masks of such nodes allow everything.
+        A draft that may not follow its text is rejected by the mask of its parent, and so are its
+        descendants.  The masks of such nodes allow everything.
         """
         for row, matcher in enumerate(self.rows):
             if matcher is None or done[row]:
@@ -115,7 +115,7 @@ class Matchers:
             matcher.pop()
 
     def _mask(self, row: int, matcher: Matcher, words: np.ndarray) -> bool:
-        """Write the mask of a node.  False: nothing may follow."""
+        """Writes the mask of a node.  Returns False if nothing may follow."""
         matcher.allowed(words)
         complete = matcher.is_complete()
         for token in self.ends[row]:
@@ -124,7 +124,7 @@ class Matchers:
         return bool(words.any())
 
     def observe(self, emitted: np.ndarray, count: np.ndarray) -> None:
-        """After the first `count` [B] of the tokens `emitted` [B, T].
+        """Advances the matchers by the first `count` [B] of the tokens `emitted` [B, T].
 
         Raises:
           ValueError: a matcher gave up inside the window.

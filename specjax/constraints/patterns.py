@@ -1,8 +1,8 @@
-r"""Patterns of JSON Schema, which are expressions of ECMA-262, as expressions of Rust's `regex`.
+r"""Translates patterns of JSON Schema, in the syntax of ECMA-262, to Rust's `regex`.
 
-A pattern speaks of characters, and a text of JSON writes some of them as escapes.  So a character
-of a pattern becomes the expression of what stands for it between the quotes: itself, or `\"`,
-`\\`, `\b`, `\f`, `\n`, `\r`, `\t`.  Other control characters are not written.
+A pattern matches characters, and JSON text has escapes for some of them.  So a character of a
+pattern becomes the expression of its JSON between the quotes: itself, or `\"`, `\\`, `\b`, `\f`,
+`\n`, `\r`, `\t`.  Other control characters are not written.
 
     ^a.$    ->    a(?:[[^\n\r\u2028\u2029]&&[^"\\\x00-\x1f]]|\\["\\bft])
 """
@@ -64,7 +64,7 @@ class _Class:
         return f"[{'^' * self.negated}{''.join(parts)}]"
 
     def has(self, character: str) -> bool | None:
-        """Whether it has a character, or None if that is unknown."""
+        """Returns whether it has a character, or None if that is unknown."""
         if self.named is not None:
             return None
         return any(low <= ord(character) <= high for low, high in self.ranges) != self.negated
@@ -80,8 +80,7 @@ class _Group:
 
 
 def expression(pattern: str) -> str:
-    r"""The expression of the contents of strings that a pattern matches from their first to their
-    last character.
+    r"""Returns the expression of the JSON contents of strings that a pattern matches as a whole.
 
     `^` and `$` may stand where a string begins and ends.  `\d`, `\w`, `\s` and `.` are those of
     ECMA-262, so `\w` is one of [A-Za-z0-9_].
@@ -92,7 +91,7 @@ def expression(pattern: str) -> str:
       '(?:(?:[[\\x{61}-\\x{63}]&&[^"\\\\\\x00-\\x1f]])+)'
 
     Raises:
-      ValueError: it is no such expression, or has what no automaton keeps.
+      ValueError: it is not such an expression, or has an element that no automaton can represent.
     """
     opening = "(?i:" if pattern.startswith("(?i)") else "(?:"
     reader = _Reader(pattern, 4 if opening == "(?i:" else 0)
@@ -100,7 +99,7 @@ def expression(pattern: str) -> str:
 
 
 def _written(group: _Group, first: bool, last: bool) -> str:
-    """A group as an expression.
+    """Returns a group as an expression.
 
     Args:
       first: nothing stands before it, so `^` holds there.
@@ -132,7 +131,7 @@ class _Reader:
         self.text, self.at = text, at
 
     def alternatives(self, depth: int) -> list[list[_Group | str]]:
-        """Up to the end of the group at a depth, or of the pattern at depth 0."""
+        """Reads up to the end of the group at a depth, or of the pattern at depth 0."""
         if depth > _DEPTH:
             raise ValueError(f"has more than {_DEPTH} groups inside of each other")
         found: list[list[_Group | str]] = [[]]
@@ -181,7 +180,7 @@ class _Reader:
         return found[0].replace("{,", "{0,")
 
     def _one(self) -> str:
-        """One character of the string."""
+        """Reads one character of the string."""
         if (stray := _QUANTIFIER.match(self.text, self.at)) is not None:
             raise ValueError(f"has {stray[0]!r} with nothing before it to repeat")
         letter = self.text[self.at]
@@ -197,7 +196,7 @@ class _Reader:
         self.at += negated
         found: list[_Class] = []
         while (one := self._member()) is not None:
-            # A range, unless "-" is the last one, as in [a-], or beside a class, as in [\w-z].
+            # A range, unless "-" is the last one, as in [a-], or next to a class, as in [\w-z].
             if self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at):
                 self.at += 1
                 end = self._member()
@@ -214,7 +213,7 @@ class _Reader:
         return _character(found, negated)
 
     def _member(self) -> _Class | None:
-        """The next member of a class, or None at its end."""
+        """Reads the next member of a class, or None at its end."""
         if self.at >= len(self.text):
             raise ValueError("has a '[' without a ']'")
         letter = self.text[self.at]
@@ -224,7 +223,7 @@ class _Reader:
         return self._escape(True) if letter == "\\" else _single(ord(letter))
 
     def _escape(self, inside: bool) -> _Class:
-        """What stands after a backslash, `inside` of a class or not."""
+        """Reads the characters after a backslash, `inside` of a class or not."""
         letter = self.text[self.at : self.at + 1]
         self.at += 1
         if letter.lower() in _KINDS and letter:
@@ -253,7 +252,7 @@ class _Reader:
         return _single(ord(letter))
 
     def _code(self) -> int:
-        r"""The number of \uXXXX, of a pair of them, or of \u{X}."""
+        r"""Reads the number of \uXXXX, of a pair of them, or of \u{X}."""
         four = "[0-9a-fA-F]{4}"
         found = self._take(rf"{four}|\{{[0-9a-fA-F]{{1,6}}\}}", "\\u")
         code = int(found.strip("{}"), 16)
@@ -278,7 +277,7 @@ def _single(code: int) -> _Class:
 
 
 def _clipped(one: Range) -> Range:
-    """A range of characters whose ends are no halves of a pair."""
+    """Returns a range of characters whose ends are not surrogates."""
     low, high = one
     return (0xE000 if 0xD800 <= low < 0xE000 else low), (
         0xD7FF if 0xD800 <= high < 0xE000 else high
@@ -286,7 +285,7 @@ def _clipped(one: Range) -> Range:
 
 
 def _character(members: list[_Class], negated: bool = False) -> str:
-    """The expression of one character of these classes, or of none of them."""
+    """Returns the expression of one character of these classes, or of none of them."""
     alone = members[0].single if len(members) == 1 and not negated else None
     if alone is not None and alone >= 0x20 and chr(alone) not in _ESCAPED:
         return members[0].expression

@@ -1,4 +1,4 @@
-"""Where the `$ref` of a JSON schema leads inside of its document: pointers, `$anchor` and `$id`."""
+"""Resolves the `$ref` of a JSON schema inside of its document: pointers, `$anchor` and `$id`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _NAMED = (
 
 
 def is_old(root: Mapping[str, Any]) -> bool:
-    """Whether a document says that it is of draft 7 or before, where `$ref` overrides the keywords
-    that stand beside it."""
+    """Returns whether a document is of draft 7 or before, where `$ref` overrides its siblings."""
     return re.search(r"draft-0[3-7]\b", str(root.get("$schema"))) is not None
 
 
 class References:
     """The schemas of a document that a `$ref` may name.
 
-    A schema with an `$id` begins a resource of its own, inside of which `#` means this schema.
-    What stands in `enum`, `const` or `default` is a value, and an `$id` in it names nothing.
+    A schema with an `$id` begins a resource of its own, inside of which `#` means this schema.  The
+    contents of `enum`, `const` and `default` are values, and an `$id` in them names nothing.
     """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
@@ -39,7 +38,7 @@ class References:
         self._read(root, "")
 
     def _read(self, schema: Any, base: str) -> None:
-        """Enter the names of a schema and of those inside of it."""
+        """Registers the names of a schema and of those inside of it."""
         left = [(schema, base)]
         while left:
             one, base = left.pop()
@@ -51,7 +50,7 @@ class References:
             left += [(part, base) for part in _parts(one)]
 
     def _enter(self, schema: Mapping[str, Any], base: str) -> str:
-        """Enter the names of one schema.  Returns the address of its resource."""
+        """Registers the names of one schema.  Returns the address of its resource."""
         own = schema.get(self._id)
         if isinstance(own, str) and not own.startswith("#"):
             base = urljoin(base, own).partition("#")[0]
@@ -64,7 +63,7 @@ class References:
         return base
 
     def follow(self, schema: Mapping[str, Any], name: str) -> Any:
-        """The schema that the `$ref` of a schema names.
+        """Returns the schema that the `$ref` of a schema names.
 
         Raises:
           KeyError: there is none in the document.

@@ -1,4 +1,4 @@
-"""JSON schemas: which are regular, and the expressions of their texts."""
+"""Compiles JSON schemas that are regular, by the expressions of their texts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _KEYWORDS = {
     "array": {"items", "prefixItems", "minItems", "maxItems", "additionalItems"},
     "object": {"properties", "required", "additionalProperties"},
 }
-"""The keywords of each type that are kept."""
+"""The keywords of each type that are supported."""
 
 _HEADS = ("$ref", "anyOf", "allOf", "enum", "const", "type")
-"""A schema is one of these."""
+"""The keywords of which a schema has one."""
 
 _NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _LOST = {
@@ -35,13 +35,14 @@ _LOST = {
         "patternProperties", "propertyNames", "unevaluatedProperties",
     },
 }  # fmt: skip
-"""The keywords of each type that JSON Schema knows, in any of its drafts, and no automaton keeps.
-A keyword says nothing about values of another type."""
+"""The keywords of each type that JSON Schema knows, in any of its drafts, and no automaton
+supports.  A keyword does not constrain values of another type.
+"""
 
 _LOST_HEADS = {
     "$dynamicRef", "$recursiveRef", "disallow", "else", "extends", "if", "not", "oneOf", "then",
 }  # fmt: skip
-"""Those of every type.  All other names say nothing about a value."""
+"""The unsupported keywords of every type.  All other names do not constrain a value."""
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _BY_FOUR = "(?:0[48]|[2468][048]|[13579][26])"
@@ -69,7 +70,7 @@ _LONGEST = 2**22  # characters of an expression
 
 
 def canonical(schema: object, called: str = "JSONSchema") -> str:
-    """A schema as JSON, with its keys in their order.  Raises ValueError if it is none."""
+    """Returns a schema as JSON with its keys in order, or raises ValueError if it is invalid."""
     try:
         fields = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(fields, Mapping):
@@ -83,10 +84,10 @@ def canonical(schema: object, called: str = "JSONSchema") -> str:
 
 
 def compile_schema(schema: str, whitespace: str) -> Bytes:
-    """The automaton of a schema.
+    """Compiles the automaton of a schema.
 
     Raises:
-      ValueError: a keyword that cannot be kept, with its name and place; or as
+      ValueError: a keyword that is not supported, with its name and position; or as
         `byte_automaton.of_expression`.
     """
     space = byte_automaton.of_expression(f"whitespace={shown(whitespace)}", whitespace)
@@ -110,7 +111,7 @@ class _Reader:
         self.references, self.old = References(root), is_old(root)
 
     def of(self, schema: Any, at: str, open_: tuple[int, ...]) -> str | None:
-        """The schema at a place, inside of the schemas `open_` that references led to."""
+        """Returns the expression of a schema at a path, inside of references `open_`."""
         self.parts += 1
         if self.parts > _PARTS or at.count("/") > _DEPTH:
             _refuse(at, "the schema is too large", "write a smaller one")
@@ -204,14 +205,14 @@ class _Reader:
         return f'"{json_texts.CHARACTER}{_times(least, most)}"'
 
     def _pattern(self, pattern: Any, at: str) -> str:
-        """The contents of the strings that a pattern matches as a whole."""
+        """Returns the contents of the strings that a pattern matches as a whole."""
         if not isinstance(pattern, str):
             _refuse(at, f"pattern {shown(pattern)}", "pass a text")
         try:
             inner = patterns.expression(pattern)
         except ValueError as error:
             _refuse(at, f"pattern {shown(pattern)} {error}", "write it in another way")
-        # Compiled alone too, so that an error names it.
+        # Compiled by itself too, so that an error names it.
         subject = f"the pattern {shown(pattern)} at {at}"
         if byte_automaton.of_expression(subject, inner, absent="\0").example() is None:
             _refuse(
@@ -222,7 +223,7 @@ class _Reader:
     def _counted(
         self, schema: Mapping[str, Any], least: str, most: str, at: str
     ) -> tuple[int, int | None]:
-        """The two counts; by default 0 and None."""
+        """Returns the two counts; by default 0 and None."""
         wanted = f"a whole number in [0, {_REPEATED}] (at {at}), and no {most} below the {least}"
         own = {name: schema[name] for name in (least, most) if name in schema}
         for name, count in own.items():  # JSON has one kind of numbers: 2.0 is a whole one
@@ -267,7 +268,7 @@ class _Reader:
             isinstance(name, str) and name in own for name in required
         ):
             _refuse(at, f"required {shown(required)}", "name properties of the object")
-        # Other properties are never written, so what is said of them holds.
+        # Other properties never occur, so keywords about them hold.
         made = {name: self.of(one, f"{at}/properties/{name}", open_) for name, one in own.items()}
         members = {name: one for name, one in made.items() if one is not None}
         if not set(required) <= set(members):
@@ -283,7 +284,7 @@ def _times(least: int, most: int | None) -> str:
 
 
 def _any(choices: Sequence[str | None]) -> str | None:
-    """One of these expressions."""
+    """Returns the expression that matches one of these."""
     some = [one for one in choices if one is not None]
     return f"(?:{'|'.join(some)})" if some else None
 

@@ -1,4 +1,4 @@
-"""`Cache`: what a model keeps of the tokens that it has read."""
+"""`Cache`: the base class of the caches in which a model keeps the tokens that it has read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax import Array
 
 
 class Cache(abc.ABC):
-    """What a model keeps of the committed tokens of each row, and of those that are staged.
+    """Holds a model's state for the committed tokens of each row, and for the staged ones.
 
     A cache is a pytree (`flax.struct.dataclass`) whose leaves all have the row as axis 0.  Slots
     after the staged tokens may hold *scratch*: tokens that were rejected or rewound.
@@ -25,22 +25,22 @@ class Cache(abc.ABC):
 
     @abc.abstractmethod
     def commit(self, count: Array, path: Array | None = None) -> Self:
-        """Keep `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
+        """Keeps `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
 
     @abc.abstractmethod
     def rewind(self, to: Cache) -> Self:
-        """This cache with the committed tokens of `to`, an earlier value of this cache.
+        """Returns this cache with the committed tokens of `to`, an earlier value of this cache.
 
         Tokens that were committed since become scratch.
         """
 
     def truncate(self, count: Array) -> Self | None:
-        """This cache with its first `count` [B] tokens alone; None, by default: it cannot be."""
+        """Returns this cache with only its first `count` [B] tokens, or None if it cannot."""
         del count
         return None
 
     def narrow(self, ahead: int, widest: int) -> Self:
-        """This empty cache with less memory, if the model can do with less (by default: itself).
+        """Returns this empty cache with less memory if the model needs less; by default unchanged.
 
         Args:
           ahead: the most tokens that are written after `length` before a `commit` or `rewind`.
@@ -51,7 +51,7 @@ class Cache(abc.ABC):
 
 
 def refuse_path(path: Array | None) -> None:
-    """Raises ValueError for a path; for caches with `commits_paths = False`."""
+    """Raises ValueError if there is a path; for caches with `commits_paths = False`."""
     if path is not None:
         raise ValueError(
             "this cache commits the first staged tokens only: use a proposer of chains"
@@ -59,7 +59,7 @@ def refuse_path(path: Array | None) -> None:
 
 
 def refuse_taps(taps: tuple[int, ...]) -> None:
-    """Raises ValueError for any taps; for models with `num_taps = 0`."""
+    """Raises ValueError if there are taps; for models with `num_taps = 0`."""
     if taps:
         raise ValueError(
             f"taps={taps}, and this model offers no layer to read: use a proposer without taps"

@@ -1,4 +1,4 @@
-"""`Part`: the base class of what a decoder is made of.  Every attribute is declared."""
+"""`Part`: the base class of the components of a decoder.  Every attribute is declared."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class _Declared(abc.ABCMeta):
 
 
 class Part(metaclass=_Declared):
-    """A part of a decoder: frozen, hashable, without arrays."""
+    """A component of a decoder: frozen, hashable, without arrays."""
 
     # Attribute -> methods.  If the attribute is true, a subclass must override these methods.
     PROMISED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def declare(self, **attributes: object) -> None:
-        """For `__post_init__` of a frozen dataclass: set attributes that follow from its fields."""
+        """Sets attributes that follow from the fields, in `__post_init__` of a frozen dataclass."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)

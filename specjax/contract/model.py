@@ -1,4 +1,4 @@
-"""`Model`: a language model as a pure function, and `Loaded`, one with its weights."""
+"""`Model`: a language model as a pure function, and `Loaded`: a model with its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Model(Part):
 
     @abc.abstractmethod
     def init_cache(self, batch: int, size: int) -> Cache:
-        """An empty `Cache` for `batch` rows with `size` slots each."""
+        """Returns an empty `Cache` for `batch` rows with `size` slots each."""
 
     @abc.abstractmethod
     def apply(
@@ -34,7 +34,7 @@ class Model(Part):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """Run one forward pass over `tokens` [B, N] at `positions` [B, N].
+        """Runs one forward pass over `tokens` [B, N] at `positions` [B, N].
 
         Token n attends to the committed tokens of its row, and to each of the N tokens m for which
         `mask[b, n, m]` is True (None: causal).  The N tokens are staged in slots length ...
@@ -57,10 +57,10 @@ class Loaded(Protocol):
 
     @property
     def params(self) -> Arrays:
-        """Its weights."""
+        """The weights of the model."""
         ...
 
     @property
     def name(self) -> str:
-        """What messages and reports call it."""
+        """The name of the model in messages and reports."""
         ...

@@ -55,7 +55,7 @@ class Context:
 
 
 def before(prompt: Block) -> Block:
-    """A block without a token, which has the shapes, the dtypes and the documents of `prompt`."""
+    """Returns a block without tokens, with the shapes, dtypes and documents of `prompt`."""
 
     def first(x: Array | None) -> Array | None:
         return None if x is None else x[:, :1]
@@ -70,7 +70,7 @@ def before(prompt: Block) -> Block:
 
 
 class Proposer(Part):
-    """Makes drafts.  Everything that changes is in its state, whose leaves have the row as axis 0.
+    """Makes drafts.  Everything that changes is in the state, whose leaves have the row as axis 0.
 
     Its only randomness is `context.noise`.  Whether a node is present may depend on the text and on
     nodes drawn before it, but not on its own token: that would bias `Rejection`.
@@ -90,7 +90,7 @@ class Proposer(Part):
     asks_draft: bool = False  # its parameters are those of a draft model
     reads_documents: bool = False  # `init` uses `Block.documents`
     resumes: bool = False  # it can be left out of steps: see `rest` and `resume`
-    # It drafts with a model of its own from committed tokens alone, and the first call of
+    # It drafts with a model of its own from only committed tokens, and the first call of
     # `context.warp` is for the logits after the pending token.
     separable: bool = False
 
@@ -105,14 +105,15 @@ class Proposer(Part):
             )
 
     def check(self, rule: Rule) -> None:
-        """Raises ValueError if it does not work with `rule`.  Building a decoder calls this."""
+        """Raises ValueError if the proposer does not work with `rule`; a new decoder calls it."""
         del rule
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        """The proposer's parameters, from the models that it was made for; by default None.
+        """Returns the proposer's parameters, from the models that it was made for; by default None.
 
         Raises:
-          ValueError: it was made for other models, needs a draft model, or has its own weights.
+          ValueError: the proposer was made for other models, needs a draft model, or has its own
+            weights.
         """
         return None
 
@@ -121,25 +122,25 @@ class Proposer(Part):
 
         Args:
           params: the proposer's parameters.
-          prompt: tells the number of rows, and the shapes and dtypes of what `read` gets; it has
-            the documents, and `count` is 0.
+          prompt: gives the number of rows, and the shapes and dtypes of the blocks that `read`
+            gets; it has the documents, and `count` is 0.
           capacity: the most tokens of a text.
         """
         del params, prompt, capacity
         return ()
 
     def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """The state after more of a prompt, whose last token is pending and never in a block.
+        """Returns the state after more of a prompt, whose last token is pending, never in a block.
 
-        A prompt comes in one block or in several.  By default a prompt is observed: that is right
-        where `observe` takes any number of tokens.
+        A prompt comes in one block or in several.  By default `observe` gets the block, which is
+        right where `observe` takes any number of tokens.
         """
         return self.observe(params, state, block)
 
     def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        """The state after the first `count` [B] tokens, of one that has read more of them.
+        """Returns the state after the first `count` [B] tokens, of a state that has read more.
 
-        A server takes the beginning of a prompt from a row that had the same one.
+        A server reuses the prefix of a prompt from a row that had the same one.
 
         Args:
           state: of rows whose prompts began with these tokens.
@@ -147,13 +148,14 @@ class Proposer(Part):
           last: [B, sum E] the target's features at the last of these tokens; None without taps.
 
         Returns:
-          The state, or None, by default, where it cannot be had: such rows read their whole prompt.
+          The state, or None (the default) if it cannot be truncated: such rows read their whole
+            prompt.
         """
         del state, count, last
         return None
 
     def adapt(self, state: Arrays, adapter: Array) -> Arrays:
-        """The state of rows that draft with these adapters [B] of a bank, -1 for none.
+        """Returns the state of rows that draft with these adapters [B] of a bank, -1 for none.
 
         By default there are no adapters, and the state stays as it is.
         """
@@ -161,12 +163,12 @@ class Proposer(Part):
         return state
 
     def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        """The state after a whole prompt without its last token: `init`, then `read`."""
+        """Returns the state after a whole prompt without its last token: `init`, then `read`."""
         return self.read(params, self.init(params, before(prompt), capacity), prompt)
 
     @abc.abstractmethod
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
-        """A tree of drafts below `context.pending`, and the new state.
+        """Returns a tree of drafts below `context.pending`, and the new state.
 
         With `shares_cache`, the state is the target's cache.  The proposer may stage tokens in it
         after the length, and returns it.
@@ -181,13 +183,13 @@ class Proposer(Part):
         return state
 
     def rest(self, state: Arrays) -> Arrays:
-        """The state in a step in which `propose` is not called; `observe` is."""
+        """Returns the state after a step in which `propose` is not called; `observe` is."""
         raise NotImplementedError  # building an object with resumes=True checks that it exists
 
     def resume(
         self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
     ) -> Arrays:
-        """Read what was committed while it was left out; `propose` follows.
+        """Reads the tokens that were committed while the proposer was left out; `propose` follows.
 
         Args:
           params, state: as in `propose`.

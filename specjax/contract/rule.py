@@ -25,10 +25,10 @@ class Rule(abc.ABC):
     """True if proposer and rule draw with the same position-keyed noise."""
 
     wants_logits: ClassVar[bool] = False
-    """True if it needs `Proposal.logits`, the distributions that drafts were drawn from."""
+    """True if the rule needs `Proposal.logits`, the distributions that drafts were drawn from."""
 
     chain_only: ClassVar[bool] = False
-    """True if it judges chains only."""
+    """True if the rule judges chains only."""
 
     @classmethod
     def fixes_text(cls) -> bool:
@@ -45,7 +45,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
-        """Judge one row.
+        """Judges one row.
 
         Args:
           draw: the randomness of this step, shared with the proposer if `shared_noise`.

@@ -1,4 +1,4 @@
-"""`Source` and `BlockSource`: what predicts the drafts that a shape arranges."""
+"""`Source` and `BlockSource`: the predictors of the drafts that a shape arranges."""
 
 from __future__ import annotations
 
@@ -44,35 +44,35 @@ class Source(Part):
 
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        """The source's parameters, as in `Proposer.bind`."""
+        """Returns the source's parameters, as `Proposer.bind`."""
 
     @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
-        """The state before any token, as `Proposer.init`."""
+        """Returns the state before any token, as `Proposer.init`."""
 
     def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """The state after more of a prompt, as `Proposer.read`."""
+        """Returns the state after more of a prompt, as `Proposer.read`."""
         return self.observe(params, state, block)
 
     def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        """The state after the first tokens of a prompt, as `Proposer.truncate`."""
+        """Returns the state after the first tokens of a prompt, as `Proposer.truncate`."""
         del state, count, last
         return None
 
     def adapt(self, state: Arrays, adapter: Array) -> Arrays:
-        """The state of rows with these adapters, as `Proposer.adapt`."""
+        """Returns the state of rows with these adapters, as `Proposer.adapt`."""
         del adapter
         return state
 
     def start(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
-        """The state after a whole prompt without its last token: `init`, then `read`."""
+        """Returns the state after a whole prompt without its last token: `init`, then `read`."""
         return self.read(params, self.init(params, before(prompt), capacity, lookahead), prompt)
 
     @abc.abstractmethod
     def begin(
         self, params: Arrays, state: Arrays, context: Context
     ) -> tuple[Arrays, Arrays, Array]:
-        """Read the tokens committed since the last step, and the pending token.
+        """Reads the tokens committed since the last step, and the pending token.
 
         Returns:
           The state without the pending token, the reading with it, and the logits [B, V] after it,
@@ -81,13 +81,13 @@ class Source(Part):
 
     @abc.abstractmethod
     def extend(self, params: Arrays, reading: Arrays, tokens: Array) -> tuple[Arrays, Array]:
-        """Read one more token [B] of each row's chain.  Returns the reading and logits [B, V]."""
+        """Reads one more token [B] of each row's chain.  Returns the reading and logits [B, V]."""
 
     @abc.abstractmethod
     def read_tree(
         self, params: Arrays, reading: Arrays, tokens: Array, at: Array, depth: Array, mask: Array
     ) -> tuple[Arrays, Array]:
-        """Read the nodes of a tree below the pending token: all levels so far, in one pass.
+        """Reads the nodes of a tree below the pending token: all levels so far, in one pass.
 
         Args:
           params, reading: as above.
@@ -102,27 +102,27 @@ class Source(Part):
 
     @abc.abstractmethod
     def end(self, params: Arrays, state: Arrays, reading: Arrays, proposal: Proposal) -> Arrays:
-        """Remove the drafts: the state that `begin` returned, in the buffers of the reading."""
+        """Removes the drafts: returns the state of `begin`, in the buffers of the reading."""
 
     @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """The state after `block` is committed."""
+        """Returns the state after `block` is committed."""
 
     def known(self, params: Arrays, reading: Arrays, tokens: Array) -> Array | None:
-        """[B, N] bool: which nodes the source can read (node 0 is the pending token); None: all.
+        """Returns [B, N] bool: the nodes that the source can read; None: all.  Node 0 is pending.
 
         The shape drops the other nodes with their descendants.
         """
         return None
 
     def rest(self, state: Arrays) -> Arrays:
-        """As `Proposer.rest`."""
+        """Returns the state after a step without drafts, as `Proposer.rest`."""
         raise NotImplementedError  # building an object with resumes=True checks that it exists
 
     def resume(
         self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
     ) -> Arrays:
-        """As `Proposer.resume`."""
+        """Reads the tokens that were committed without the source, as `Proposer.resume`."""
         raise NotImplementedError  # building an object with resumes=True checks that it exists
 
 
@@ -145,35 +145,35 @@ class BlockSource(Part):
 
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        """The source's parameters, as in `Proposer.bind`."""
+        """Returns the source's parameters, as `Proposer.bind`."""
 
     @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        """The state before any token, as `Proposer.init`."""
+        """Returns the state before any token, as `Proposer.init`."""
 
     def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """The state after more of a prompt, as `Proposer.read`."""
+        """Returns the state after more of a prompt, as `Proposer.read`."""
         return self.observe(params, state, block)
 
     def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        """The state after the first tokens of a prompt, as `Proposer.truncate`."""
+        """Returns the state after the first tokens of a prompt, as `Proposer.truncate`."""
         del state, count, last
         return None
 
     def adapt(self, state: Arrays, adapter: Array) -> Arrays:
-        """The state of rows with these adapters, as `Proposer.adapt`."""
+        """Returns the state of rows with these adapters, as `Proposer.adapt`."""
         del adapter
         return state
 
     def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        """The state after a whole prompt without its last token: `init`, then `read`."""
+        """Returns the state after a whole prompt without its last token: `init`, then `read`."""
         return self.read(params, self.init(params, before(prompt), capacity), prompt)
 
     @abc.abstractmethod
     def marginals(
         self, params: Arrays, state: Arrays, context: Context
     ) -> tuple[Array, Array, Arrays]:
-        """Read the tokens committed since the last step, and the pending token.
+        """Reads the tokens committed since the last step, and the pending token.
 
         Returns:
           Logits [B, D, V] of the D tokens after the pending one, [B] bool whether the row has any
@@ -184,20 +184,21 @@ class BlockSource(Part):
     def correct(
         self, params: Arrays, reading: Arrays, depth: int, previous: Array, memory: Arrays
     ) -> Corrected:
-        """The logits of the token at `depth`, from 0, after M paths of each row.
+        """Returns the logits of the token at `depth`, from 0, after M paths of each row.
 
         Args:
           params, reading: as above.
           depth: how many drafts each path has.
           previous: [B, M] the last token of each path; at depth 0 the pending one.
-          memory: what the call for the depth before returned for each path; None at depth 0.
+          memory: the memory of each path, which the call for the depth before returned; None at
+            depth 0.
         """
         raise NotImplementedError  # building an object with corrects=True checks that it exists
 
     def end(self, reading: Arrays) -> Arrays:
-        """The state after a reading."""
+        """Returns the state after a reading."""
         return reading
 
     @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """The state after `block` is committed."""
+        """Returns the state after `block` is committed."""

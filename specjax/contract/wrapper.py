@@ -1,4 +1,4 @@
-"""`Wrapper`: a proposer that changes what another one proposes."""
+"""`Wrapper`: a proposer that changes the proposals of another one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIKE = (
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Proposer):
-    """Passes everything on to `inner`; a subclass changes what it wants to, `propose` for instance.
+    """Forwards every call to `inner`; a subclass overrides the methods that it changes.
 
     Its state is the state of `inner`.
 
@@ -39,11 +39,11 @@ class Wrapper(Proposer):
         self.declare_like()
 
     def declare_like(self, **changes: object) -> None:
-        """Declare the attributes of `inner`, but those that are given."""
+        """Declares the attributes of `inner`, except those that are given."""
         self.declare(**{name: getattr(self.inner, name) for name in _LIKE} | changes)
 
     def own(self, params: Arrays) -> Arrays:
-        """The parameters of `inner`, by default all of them."""
+        """Returns the parameters of `inner`, by default all of them."""
         return params
 
     def check(self, rule: Rule) -> None:

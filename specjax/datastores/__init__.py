@@ -1,6 +1,7 @@
-"""Datastores: corpora in which a proposer looks up what followed the last tokens.
+"""Datastores: corpora in which a proposer looks up the continuations of the last tokens.
 
-The method is `specjax.methods.datastore`; this module names what makes, reads and writes one.
+The method is `specjax.methods.datastore`; this module exports the functions that make, read and
+write one.
 """
 
 from specjax.methods import (

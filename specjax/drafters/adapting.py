@@ -1,4 +1,4 @@
-"""`adaptive`: prompt lookup, a drafter or plain decoding, in every step what yields most."""
+"""`adaptive`: takes prompt lookup, a drafter or plain decoding, in every step the fastest."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from specjax.models import LanguageModel
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
 
 _LADDER = (1, 3, 5, 9, 17, 33)
-"""Tokens that the target may read of a row, up to the depth of the drafts and one."""
+"""Widths, in tokens that the target may read of a row, up to the depth of the drafts and one."""
 
 PRIOR = (0.5, 0.4)
-"""Acceptance rates of lookup and drafter before anything was measured."""
+"""Acceptance rates (shares) of lookup and drafter before anything was measured."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class AdaptiveDrafter(Drafter):
-    """What `adaptive` returns."""
+    """The drafter that `adaptive` returns."""
 
     proposer: Adaptive
     lookup: Drafter | None
@@ -87,7 +87,7 @@ def automatic(
 
 
 def widths_of(depth: int) -> tuple[int, ...]:
-    """The widths of an `Adaptive` proposer whose drafts are so deep."""
+    """Returns the widths of an `Adaptive` proposer with chains of this depth."""
     return (*(width for width in _LADDER if width <= depth), depth + 1)
 
 
@@ -98,11 +98,11 @@ def adaptive(
     seconds: Sequence[float] | None = None,
     prior: tuple[float, float] = PRIOR,
 ) -> Drafter:
-    """A drafter that drafts only where it pays, and as deep as it pays.
+    """Makes a drafter that drafts only if it saves time, at the depth that saves the most.
 
-    In every step it takes what promises the most tokens a second: plain decoding, the lookup, or
-    the drafter, each with several depths.  Under the rule `match` the text is the same whatever it
-    takes.
+    In every step it takes the option that promises the most tokens a second: plain decoding, the
+    lookup, or the drafter, each with several depths.  Under the rule `match` the text is the same
+    for every choice.
 
     Args:
       drafter: one of chains, such as `make_drafter(target, draft, num_drafts=8)`; a draft model
@@ -113,7 +113,12 @@ def adaptive(
       prior: acceptance rates of lookup and drafter before any draft was judged.
 
     Raises:
-      ValueError: a drafter of trees, parts of different depths, or times that cannot be.
+      ValueError: a drafter of trees, a lookup and a drafter of different depths, or times that are
+        not positive.
+
+    Example:
+      >>> drafter = adaptive(specjax.make_drafter(target, draft, num_drafts=8))
+      >>> specjax.generate(target, prompt, drafter=drafter)
     """
     for name, part in (("drafter", drafter), ("lookup", lookup)):
         if part is not None and not isinstance(part, Drafter | Proposer):

@@ -1,4 +1,4 @@
-"""Trained drafters as chains and trees, by a few numbers instead of a shape."""
+"""Arranges the drafts of trained drafters as chains and trees, by a few numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from specjax.methods import Drafter
 from specjax.proposers import BestFirst, Chain, ChoiceTree, DynamicTree
 
 CHAIN = 8
-"""The greatest depth of the drafts of `auto` by default."""
+"""The greatest depth, in drafts, of the drafts of `auto` by default."""
 
 _DEPTH, _WIDTH = 8, 10
-"""Of the trees that the authors of EAGLE-3 grow: the root's children and 7 levels below them."""
+"""EAGLE-3's trees: their depth, in drafts, and the most children of a node."""
 
 
 def arrange(
@@ -19,10 +19,10 @@ def arrange(
     num_nodes: int | None = None,
     width: int | None = None,
 ) -> Drafter:
-    """A drafter with its drafts in another chain or tree.
+    """Returns a drafter with its drafts in another chain or tree.
 
     Args:
-      drafter: what `load_drafter` returns.
+      drafter: a result of `load_drafter`.
       num_drafts: the length of a chain, or with `num_nodes` the depth of a tree whose drafter
         predicts one token after another.
       num_nodes: the nodes of a tree that is chosen anew in every step, the root included; None: a
@@ -31,6 +31,9 @@ def arrange(
 
     Raises:
       ValueError: numbers that the drafter does not allow, or a drafter without a source.
+
+    Example:
+      >>> tree = arrange(specjax.load_drafter("org/head", target), num_nodes=32)
     """
     if num_drafts is None and num_nodes is None:
         return drafter
@@ -57,7 +60,7 @@ def arrange(
 
 
 def as_chain(drafter: Drafter, num_drafts: int | None = None) -> Drafter:
-    """A drafter of chains as it is, or one of trees as chains, at most `CHAIN` drafts long.
+    """Returns a drafter of chains unchanged, or one of trees as chains of at most `CHAIN` drafts.
 
     Raises:
       ValueError: a length that the drafter does not allow, or a drafter without a source.

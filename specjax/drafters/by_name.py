@@ -1,4 +1,4 @@
-"""Drafters by their name on the command line, or by `module:Name` for a drafter of your own."""
+"""Makes drafters by their name on the command line, or by `module:Name` for one of your own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def drafter_by_name(
     dtype: str | None = None,
     **numbers: Any,
 ) -> Drafter:
-    """A proposer with its weights, by name.
+    """Makes a proposer with its weights, by name.
 
     Args:
       name: a key of `PROPOSERS`, "auto", "self-int8", or "module:Name".
@@ -53,8 +53,8 @@ def drafter_by_name(
       **numbers: settings of the proposer, as in `NUMBERS`; other settings are ignored.
 
     Raises:
-      ValueError: an unknown name, a draft that is missing or not needed, a `dtype` that nothing
-        would use, or a failed import.
+      ValueError: an unknown name, a draft that is missing or not needed, a `dtype` that has no
+        effect, or a failed import.
     """
     if dtype is not None and name not in (*SHAPES, "first-of", "auto"):
         cure = "pass specjax.quantise(draft)" if ":" in name else "leave it out"
@@ -121,7 +121,7 @@ def drafter_by_name(
 
 
 def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -> Drafter:
-    """The drafter that "module:Name" names.
+    """Returns the drafter that "module:Name" names.
 
     `Name` is a `Proposer`, a `Drafter`, or a function `(target, draft)` that makes one.  Modules
     are also searched in the working directory.
@@ -153,7 +153,7 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
 
 @contextlib.contextmanager
 def _working_directory() -> Iterator[None]:
-    """Modules are also searched in the working directory, and no longer than this block lasts."""
+    """Searches modules also in the working directory, only within this block."""
     here = os.getcwd()
     if here in sys.path:
         yield
@@ -167,7 +167,7 @@ def _working_directory() -> Iterator[None]:
 
 
 def _settings(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `numbers` that are not None and that the proposer `name` takes."""
+    """Returns the entries of `numbers` that are not None and that the proposer `name` takes."""
     return {
         key: value for key, value in numbers.items() if key in NUMBERS[name] and value is not None
     }

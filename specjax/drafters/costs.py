@@ -1,4 +1,4 @@
-"""`cost_aware`: a drafter of trees that leaves out drafts which do not pay."""
+"""`cost_aware`: a drafter of trees that leaves out drafts that cost more time than they save."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specjax.proposers import CostAware, CostAwareParams
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class CostAwareDrafter(Drafter):
-    """What `cost_aware` returns."""
+    """The drafter that `cost_aware` returns."""
 
     inner: Drafter
     seconds: tuple[float, ...]  # of a step at each of the proposer's widths
@@ -38,21 +38,26 @@ class CostAwareDrafter(Drafter):
 
 
 def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
-    """A drafter whose trees have only the drafts that make decoding faster.
+    """Makes a drafter whose trees have only the drafts that make decoding faster.
 
-    In every step each row keeps as many of its best drafts as give the most tokens a second: one
-    more is added only while what it is expected to gain exceeds what it costs.  The text stays
-    the same (`match`), or keeps its distribution (`rejection`).
+    In every step each row keeps the number of its best drafts that gives the most tokens a second:
+    one more is added only while its expected gain exceeds its cost.  The text stays the same
+    (`match`), or keeps its distribution (`rejection`).
 
     Args:
-      drafter: one of trees: `specjax.drafters.arrange(specjax.load_drafter(...), num_nodes=32)`.
+      drafter: a drafter of trees: `specjax.drafters.arrange(specjax.load_drafter(...),
+        num_nodes=32)`.
       seconds: the time of a step by the number of nodes that the target reads, the root included;
         the greatest number is that of the drafter.  `specjax.step_costs` measures it.  Other times
         for the same numbers of nodes do not recompile.
 
     Raises:
-      ValueError: a drafter that does not estimate the chances of its drafts, or numbers of nodes
-        or seconds that cannot be.
+      ValueError: a drafter that does not estimate the chances of its drafts, or invalid numbers of
+        nodes or seconds.
+
+    Example:
+      >>> costs = specjax.step_costs(target, tree, widths=(1, 4, 8, 16, 32))
+      >>> specjax.generate(target, prompt, drafter=cost_aware(tree, costs))
     """
     if not isinstance(drafter, Drafter):
         raise ValueError(

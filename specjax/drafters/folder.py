@@ -53,23 +53,27 @@ def load_drafter(
     rules: Rules = RULES,
     **numbers: object,
 ) -> Drafter:
-    """Read a published drafter for `target`, in the dtype of the target's weights.
+    """Reads a published drafter for `target`, in the dtype of the target's weights.
 
-    If the target is on a mesh, the drafter is split over it; Medusa heads are whole on each device.
-    The format is recognised by the names of the tensors: see `specjax.methods.METHODS`.
+    If the target is on a mesh, the drafter is split over it; Medusa heads are replicated.  The
+    format is recognised by the names of the tensors: see `specjax.methods.METHODS`.
 
     Args:
       path: a folder with `config.json` and safetensors, or `org/name` on the Hugging Face Hub.
       target: the model that the drafter was trained for.
-      shape: how the drafts are arranged, such as `Chain`, `StaticTree` or `DynamicTree`; by default
-        as the folder says, or else as the method's authors do.
+      shape: the arrangement of the drafts, such as `Chain`, `StaticTree` or `DynamicTree`; by
+        default as the folder says, or else as the method's authors do.
       revision: a branch, tag or commit on the Hub.
-      rules: as for `specjax.load`; {} keeps the whole drafter on each device.
+      rules: as for `specjax.load`; {} replicates the drafter.
       **numbers: arguments of `shape`.
 
     Raises:
-      ValueError: with everything that does not fit the configuration or the target, and the fix.
+      ValueError: with every mismatch with the configuration or the target, and the fix.
       OSError: there is no such folder or model, or a file is missing or cannot be read.
+
+    Example:
+      >>> drafter = load_drafter("org/head", target, specjax.Chain, num_drafts=4)
+      >>> specjax.generate(target, prompt, drafter=drafter)
     """
     if numbers and shape is None:
         raise ValueError(
@@ -90,7 +94,7 @@ def save_drafter(
     layout: str | None = None,
     dtype: DTypeLike | None = None,
 ) -> None:
-    """Write a folder that `load_drafter` and the libraries of a layout read.
+    """Writes a folder that `load_drafter` and the libraries of a layout read.
 
         EAGLE-3               "official" (the authors, SpecForge, SGLang, vLLM), "speculators"
         P-EAGLE               "speculators", "specforge"
@@ -100,11 +104,11 @@ def save_drafter(
         Medusa                "official"
 
     The layers of the target are always named, in the key and the numbering of the layout.  Where
-    its library needs tables in the file that the drafter shares with its target, those of the
-    target are written: the head in EAGLE-3's "official", both in "deepspec", "speculators" and
-    P-EAGLE's "specforge".  `load_drafter` recognises them, and uses the target's.  The shape of the
-    drafts is written as a number of drafts where the layout has a field for it; a threshold of
-    confidence is not written.
+    its library needs tables in the file that the drafter shares with its target, the target's are
+    written: the head in EAGLE-3's "official", both in "deepspec", "speculators" and P-EAGLE's
+    "specforge".  `load_drafter` recognises them, and uses the target's.  The shape of the drafts is
+    written as a number of drafts where the layout has a field for it; a threshold of confidence is
+    not written.
 
     An interrupted save leaves the old drafter, the new one, or a folder without config.json, which
     cannot be loaded.  Of several processes only the first writes, but all must call.
@@ -119,6 +123,9 @@ def save_drafter(
     Raises:
       ValueError: another kind of drafter, another target, or a layout that cannot hold the drafter;
         the message names those that can.  Or the folder holds something else than a drafter.
+
+    Example:
+      >>> save_drafter("head", specjax.load_drafter("org/head", target), target)
     """
     if not isinstance(drafter, PublishedDrafter | MedusaAdapter):
         raise ValueError(
@@ -153,7 +160,7 @@ def save_drafter(
 
 
 def _plan(drafter: PublishedDrafter, target: LanguageModel, layout: str | None) -> Export:
-    """What is written.  Raises ValueError if no layout of this name can hold the drafter."""
+    """Plans the export.  Raises ValueError if no layout of this name can hold the drafter."""
     format: Format | None = next(
         (m.format for m in METHODS.values() if m.format.makes(drafter)), None
     )
@@ -210,7 +217,7 @@ def _refuse_others(folder: pathlib.Path) -> None:
 
 
 def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:
-    """The name of a folder's format, its configuration, and its tensors without a "model." prefix.
+    """Returns the name of a folder's format, its configuration, and its tensors without "model.".
 
     Only headers are read.
 
@@ -230,7 +237,7 @@ def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:
 
 
 def recognised(folder: pathlib.Path, config: Config, tensors: Tensors) -> str:
-    """The name of a folder's format.  Raises ValueError if it is none."""
+    """Returns the name of a folder's format.  Raises ValueError if it has none."""
     for name, method in METHODS.items():
         if method.format.matches(config, tensors):
             return name
@@ -248,7 +255,7 @@ def recognised(folder: pathlib.Path, config: Config, tensors: Tensors) -> str:
 
 
 def _weights(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files with the weights.  Raises ValueError or OSError that says what is missing."""
+    """Returns the files with the weights.  Raises ValueError or OSError with what is missing."""
     if (folder / MEDUSA_WEIGHTS).exists():
         return [folder / MEDUSA_WEIGHTS]
     pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")])

@@ -1,4 +1,4 @@
-"""Reading and writing files: model folders, the Hub, Orbax."""
+"""Reads and writes files: model folders, the Hub, Orbax."""
 
 from specjax.files.checkpoint import Outline, check_dtype, load, read_outline, save
 from specjax.files.config import read_config

@@ -73,7 +73,7 @@ def load(
     lora: str | os.PathLike[str] | None = None,
     layers: Sequence[int] | None = None,
 ) -> LanguageModel:
-    """Read a model.
+    """Reads a model.
 
     Args:
       path: a folder with `config.json` and `model.safetensors` (or an index of shards), or
@@ -81,21 +81,25 @@ def load(
         `HF_HUB_OFFLINE` is set.  Loading a folder never uses the network.
       dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
         default on other devices) or float16.
-      precision: of products of float32 matrices: "default", "high" or "highest".  JAX's own
-        default is "default", which is bfloat16 on a TPU and TensorFloat-32 on many GPUs, so that
-        float32 weights alone do not make float32 logits there.
+      precision: of products of float32 matrices: "default", "high" or "highest".  JAX's own default
+        is "default", which is bfloat16 on a TPU and TensorFloat-32 on many GPUs, so that float32
+        weights do not suffice for float32 logits there.
       revision: a branch, tag or commit on the Hub.
-      mesh: split the parameters over its devices; each device reads its own part.  For a model with
-        fewer key heads than devices along `model`, it gets an axis `kv_copies` (see `make_mesh`).
-      rules: how to split them, like `specjax.parallel.sharding.RULES`; {} replicates the model on
-        every device, as for a small draft model.
+      mesh: split the parameters over its devices; each device reads its own shard.  For a model
+        with fewer key heads than devices along `model`, it gets an axis `kv_copies` (see
+        `make_mesh`).
+      rules: the split of the parameters, like `specjax.parallel.sharding.RULES`; {} replicates the
+        model on every device, as for a small draft model.
       lora: the folder of a LoRA in PEFT's format, or `org/name`, which is merged into the weights.
         A tokenizer in it replaces the model's.
       layers: read only these layers, in this order; the model then has no others.
 
     Raises:
-      ValueError: with everything that does not fit, and the fix.
+      ValueError: with every mismatch, and the fix.
       OSError: there is no such folder or model, or a file is missing or cannot be read.
+
+    Example:
+      >>> target = load("org/name", dtype="bfloat16")
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
     dtype = check_dtype(
@@ -113,7 +117,7 @@ def load(
         ours = config.keep(layers)
     # A CPU multiplies bfloat16 fastest with kernels [out, in], the layout of the file and of a tied
     # embedding, and float32 with kernels [in, out].  In float32 on a CPU a transposed copy of a
-    # tied embedding is worth its memory; on other devices it is not.
+    # tied embedding pays for its memory; on other devices it does not.
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
     alone = platform == "cpu" and (mesh is None or mesh.size == 1)
@@ -158,7 +162,7 @@ class Outline:
 
 
 def read_outline(path: str | os.PathLike[str]) -> Outline:
-    """What `load` reads of a folder before the weights.
+    """Reads everything that `load` reads of a folder before the weights.
 
     Raises:
       ValueError, OSError: as `load`.
@@ -188,7 +192,7 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
 
 
 def check_layers(layers: object, most: int) -> Sequence[int]:
-    """The layers that `load` is asked for.  Raises ValueError unless each is there, and once."""
+    """Returns the layers that `load` is asked for; each must exist, and only once."""
     wanted = f"a list of layers, each once, in [0, {most - 1}]"
     asked = items(layers)
     if not asked or len(set(map(str, asked))) < len(asked):
@@ -199,7 +203,7 @@ def check_layers(layers: object, most: int) -> Sequence[int]:
 def save(
     model: LanguageModel, folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None
 ) -> None:
-    """Write a folder that `load` and transformers read.
+    """Writes a folder that `load` and transformers read.
 
     The other files that `load` found are written unchanged, except for fields that
     `dataclasses.replace` has changed since (the configuration, `eos`, `defaults`).  An interrupted
@@ -213,6 +217,9 @@ def save(
 
     Raises:
       ValueError: the model is not a `Transformer`, or the dtype is not supported.
+
+    Example:
+      >>> save(specjax.load("org/name", lora="org/lora"), "merged")
     """
     module = model.model.module if isinstance(model.model, LinenModel) else None
     if not isinstance(module, Transformer):
@@ -239,7 +246,7 @@ def save(
 
 
 def check_dtype(dtype: DTypeLike) -> np.dtype:
-    """The dtype of weights.  Raises ValueError for one that is not supported."""
+    """Returns the dtype of weights.  Raises ValueError for one that is not supported."""
     try:
         known = jnp.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):
@@ -264,7 +271,7 @@ def _eos(folder: str | pathlib.Path, generation: Config, config: Config) -> tupl
 
 
 def _defaults(folder: str | pathlib.Path, generation: Config) -> dict[str, float]:
-    """The sampling settings in generation_config.json, if its `do_sample` is true.
+    """Returns the sampling settings in generation_config.json, if its `do_sample` is true.
 
     transformers would add top_k=50 to them; specjax does not.
     """
@@ -291,9 +298,9 @@ def _json(value: Config) -> bytes:
 
 
 def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, bytes]:
-    """The contents of generation_config.json and config.json, in this order.
+    """Returns the contents of generation_config.json and config.json, in this order.
 
-    They are those that `load` read, with the fields that have changed since.
+    They are the contents that `load` read, with the fields that have changed since.
     """
     ours, eos = model.model.module.config, model.eos
     ids = {"eos_token_id": list(eos) if len(eos) > 1 else eos[0] if eos else None}

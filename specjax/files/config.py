@@ -1,7 +1,7 @@
-"""Reads the configuration of a model's folder: its family, and what the family makes of it.
+"""Reads the configuration of a model's folder, by its family.
 
-Code from a folder is never executed.  `auto_map` names classes of the folder's own code.  Where the
-model is of a family that specjax has, and the class has the name of the family's, the weights are
+Code from a folder is never executed.  `auto_map` names classes of the folder's own code.  If
+specjax has the model's family, and the class has the name of the family's class, the weights are
 read without that code.
 """
 
@@ -19,11 +19,11 @@ from specjax.models import FAMILIES, Config, Family, TransformerConfig, check_fi
 
 
 def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig]:
-    """A folder's `config.json`, its family, and the configuration that the family reads from it.
+    """Returns a folder's `config.json`, its family, and the family's reading of it.
 
     Where the file says that the output matrix is the embedding, and the weights hold another output
-    matrix, the weights count, as in transformers: a warning says so, and `tie_word_embeddings` is
-    false in what is returned.
+    matrix, the weights count, as in transformers: there is a warning, and `tie_word_embeddings` is
+    false in the result.
 
     Raises:
       ValueError: a field is missing, or its value is not supported.
@@ -51,7 +51,7 @@ def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig
 
 
 def _head_of_its_own(folder: pathlib.Path, family: Family, config: TransformerConfig) -> str | None:
-    """The name of a stored output matrix that differs from the stored embedding, if there is one.
+    """Returns the name of a stored output matrix that differs from the stored embedding, or None.
 
     A folder without weights has none.
     """

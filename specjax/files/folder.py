@@ -22,12 +22,13 @@ CONFIG, SINGLE, INDEX, SHARDS = (
 
 
 _MOST = 2**27
-"""The most bytes of a file that is read whole; the tokenizer of 262 144 tokens has 33 million."""
+"""The most bytes of a file that is read at once; the tokenizer of 262 144 tokens has 33 million."""
 
 _MOST_JSON = 2**25
-"""The most bytes of a configuration or an index; that of a model with 10^5 tensors has 10^7.
+"""The most bytes of a configuration or an index; a model with 10^5 tensors needs 10^7.
 
-Python may need 30 bytes for a byte of it."""
+Python may need 30 bytes for a byte of it.
+"""
 
 _LISTED = 30  # lines of one message
 _LINKED = (".json", ".safetensors", ".jinja")
@@ -35,7 +36,7 @@ _LINKED = (".json", ".safetensors", ".jinja")
 
 @contextlib.contextmanager
 def named(path: pathlib.Path) -> Iterator[None]:
-    """Every ValueError of this block names the file or folder, and ends with a cure."""
+    """Adds the name of the file or folder, and a cure, to every ValueError of this block."""
     try:
         yield
     except Indivisible as error:  # the folder is as it should be
@@ -50,14 +51,15 @@ def named(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(folder: pathlib.Path, names: Iterable[str]) -> Iterator[pathlib.Path]:
-    """A new folder, whose files move into `folder` at the end of the block.
+    """Makes a new folder, whose files move into `folder` at the end of the block.
 
     `folder` is created if needed.  If the block raises, or the process ends in it, the old files
-    stay.  They are removed, and the new ones moved, so that a folder with a config.json is whole.
+    stay.  They are removed, and the new ones moved, in an order in which a folder with a
+    config.json is complete.
 
     Args:
       folder: to write to.
-      names: of old files that are removed, beside the weights and config.json; others stay.
+      names: of old files that are removed, in addition to the weights and config.json; others stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
@@ -78,13 +80,13 @@ def refuse_weights(folder: pathlib.Path, faults: list[str]) -> None:
 
 
 def listed(lines: list[str]) -> str:
-    """Lines for a message, the first of them if they are many, each cut if it is long."""
+    """Returns lines for a message, the first of them if they are many, each cut if it is long."""
     shown = [line if len(line) <= 300 else line[:300] + "..." for line in lines[:_LISTED]]
     return "\n  ".join(shown + [f"and {len(lines) - _LISTED} more"] * (len(lines) > _LISTED))
 
 
 def parse_json(content: bytes, path: pathlib.Path) -> Config:
-    """The JSON object that `content`, a part of the file `path`, holds.
+    """Returns the JSON object that `content`, a part of the file `path`, holds.
 
     Raises:
       ValueError: it is another value, or not JSON.
@@ -99,12 +101,12 @@ def parse_json(content: bytes, path: pathlib.Path) -> Config:
 
 
 def read_json(path: pathlib.Path) -> Config:
-    """The JSON object in a file.  Raises ValueError or OSError with the name of the file."""
+    """Returns the JSON object in a file, or raises ValueError or OSError with its name."""
     return parse_json(read_bytes(path, most=_MOST_JSON), path)
 
 
 def read_bytes(path: pathlib.Path, size: int = -1, most: int = _MOST) -> bytes:
-    """A file, or its first `size` bytes.
+    """Returns the bytes of a file, or its first `size` bytes.
 
     Raises:
       ValueError: it is a pipe or a device, which may never end, or it has more than `most` bytes.
@@ -134,9 +136,10 @@ def read_bytes(path: pathlib.Path, size: int = -1, most: int = _MOST) -> bytes:
 
 
 def check_links(folder: pathlib.Path) -> None:
-    """Refuse links to files outside the folder: a stranger's folder must not show your files.
+    """Raises ValueError for links to files outside the folder, which could expose the user's files.
 
-    The Hub's cache keeps a model's files beside its snapshots, in `blobs`; links to there are fine.
+    The Hub's cache keeps a model's files next to its snapshots, in `blobs`; links to there are
+    allowed.
 
     Raises:
       ValueError: there is such a link, or one that leads nowhere.
@@ -160,7 +163,7 @@ def check_links(folder: pathlib.Path) -> None:
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files that hold the weights.  Raises ValueError or OSError that says what is missing."""
+    """Returns the files with the weights, or raises ValueError or OSError with what is missing."""
     check_links(folder)
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
@@ -183,7 +186,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def shard_names(index: pathlib.Path) -> list[str]:
-    """The files that an index of shards names."""
+    """Returns the files that an index of shards names."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(map(_is_shard, names.values())):
         raise ValueError(

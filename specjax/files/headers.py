@@ -1,4 +1,4 @@
-"""Headers of safetensors files: which tensors they hold, without reading a number."""
+"""Reads the headers of safetensors files: the tensors that they hold, without their numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
 
 WHOLE = {name: np.dtype(code) for name, code in
          {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "u1"}.items()}  # fmt: skip
-"""Those of tables of whole numbers and flags."""
+"""The names of the dtypes that tables of whole numbers and flags can have."""
 
 _PIECE = 2**20  # numbers that are compared at once
 _LONGEST = 2**25  # bytes of a header; one for 10^5 tensors has about 10^7
@@ -38,14 +38,14 @@ class Stored:
     start: int  # byte of the file
 
     def map(self) -> np.ndarray:
-        """A view of the file, which is read when an element is accessed."""
+        """Returns a view of the file, which is read when an element is accessed."""
         if 0 in self.shape:
             return np.zeros(self.shape, KINDS[self.kind])
         return np.asarray(np.memmap(self.file, KINDS[self.kind], "r", self.start, self.shape))
 
 
 def equal(one: Stored, other: Stored) -> bool:
-    """Whether two tensors hold the same numbers.  A dtype that weights cannot have equals none."""
+    """Returns whether two tensors hold the same numbers, in a dtype that weights can have."""
     if one.shape != other.shape or not {one.kind, other.kind} <= set(KINDS):
         return False
     ours, theirs = one.map().reshape(-1), other.map().reshape(-1)
@@ -56,7 +56,7 @@ def equal(one: Stored, other: Stored) -> bool:
 
 
 def open_tensors(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:
-    """Every tensor of the files by name, and a line for each one that is in two files."""
+    """Returns every tensor of the files by name, and a line for each one that is in two files."""
     stored: dict[str, Stored] = {}
     faults = []
     for file in files:
@@ -68,10 +68,10 @@ def open_tensors(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list
 
 
 def read_header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
-    """The tensors of a file by name.
+    """Returns the tensors of a file by name.
 
     Raises:
-      ValueError: the file is no safetensors file, or not whole.
+      ValueError: the file is not a safetensors file, or is truncated.
       OSError: it cannot be read.
     """
     length = int.from_bytes(read_bytes(file, 8), "little")

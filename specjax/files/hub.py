@@ -28,7 +28,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
-    """The folder of a model.
+    """Returns the folder of a model.
 
     Args:
       path: a folder, or `org/name` on the Hub.  The network is never used for a folder that exists,

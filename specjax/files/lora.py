@@ -37,7 +37,7 @@ _PARTS = (  # the names of A and B: of a linear map, and of an embedding
     (".lora_embedding_A", ".lora_embedding_B"),
 )
 _CHANGING = ("pissa", "olora", "corda", "loftq")
-"""Initialisations that also change the base's weights, so the base that is on disk is another."""
+"""Initialisations that also change the base's weights, so that the base on disk is another."""
 
 _OTHER_METHODS = {
     "use_dora": "DoRA",
@@ -64,7 +64,7 @@ class Change:
         return self.b.shape[0], self.a.shape[1]
 
     def product(self) -> np.ndarray:
-        """[out, in] float32."""
+        """Returns the change [out, in] in float32."""
         a, b = (part.map().astype(np.float32) for part in (self.a, self.b))
         return np.float32(self.scale) * (b @ a)
 
@@ -78,7 +78,7 @@ class Merged(Stored):
     latest: dict[Stored, np.ndarray] = dataclasses.field(compare=False, hash=False)
 
     def map(self) -> np.ndarray:
-        """The merged tensor in float32."""
+        """Returns the merged tensor in float32."""
         if self not in self.latest:  # each device and each part of a fused tensor asks again
             self.latest.clear()
             product = self.change.product()
@@ -104,14 +104,14 @@ class Lora:
         prefix: str,
         tied: bool,
     ) -> dict[str, Stored]:
-        """The base's tensors with the adapter.
+        """Returns the base's tensors with the adapter.
 
         Args:
           base: its folder, for messages.
           stored: the base's tensors by name.
           rows: the table of the base's family, with the names in `stored`.
-          prefix: of names, which old files leave out.
-          tied: is the output matrix the embedding?
+          prefix: of the names, which old files leave out.
+          tied: True if the output matrix is the embedding.
 
         Raises:
           ValueError: with every tensor of the adapter that does not fit the base.
@@ -155,7 +155,7 @@ def _misfit(name: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
 
 
 def open_lora(path: str | os.PathLike[str]) -> Lora:
-    """Read an adapter's configuration, and the headers of its weights.
+    """Reads an adapter's configuration, and the headers of its weights.
 
     Args:
       path: a folder, or `org/name` on the Hub.
@@ -214,7 +214,7 @@ def open_lora(path: str | os.PathLike[str]) -> Lora:
 
 
 def _check(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for a configuration that is not one of a plain LoRA."""
+    """Raises ValueError for a configuration that is not a plain LoRA."""
     if config.get("peft_type") != "LORA":
         raise ValueError(
             f"peft_type is {shown(config.get('peft_type'))}; specjax merges LORA: {_MERGE}"

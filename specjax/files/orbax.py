@@ -18,7 +18,7 @@ from specjax.types import Arrays
 
 
 def save_params(params: Arrays, folder: str | os.PathLike[str]) -> None:
-    """Write parameters into a new folder, atomically.  Raises ValueError if it exists."""
+    """Writes parameters into a new folder, atomically.  Raises ValueError if it exists."""
     import orbax.checkpoint as ocp
 
     with ocp.StandardCheckpointer() as checkpointer:
@@ -28,7 +28,7 @@ def save_params(params: Arrays, folder: str | os.PathLike[str]) -> None:
 def restore_params(
     folder: str | os.PathLike[str], model: LinenModel, mesh: Mesh | None = None
 ) -> Arrays:
-    """The parameters of `model`, in its dtype.
+    """Restores the parameters of `model`, in its dtype.
 
     Args:
       folder: from `save_params`.

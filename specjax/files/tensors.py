@@ -1,7 +1,7 @@
 """Reads parameters from safetensors files and writes them, by the rows of a family's table.
 
 A stored tensor is memory-mapped while it is read.  The part that a row names, its transpose and the
-slice for a device are views of the mapped file.  So a process reads only the parts for its own
+slice for a device are views of the mapped file.  So a process reads only the shards of its own
 devices, and at most one parameter is in host memory at a time.  While writing, one stored tensor is
 in host memory at a time.
 """
@@ -52,7 +52,7 @@ def read_params(
     layers: Sequence[int] | None = None,
     lora: Lora | None = None,
 ) -> Arrays:
-    """The parameters of `model`, in `dtype`.
+    """Reads the parameters of `model`, in `dtype`.
 
     Args:
       folder: with safetensors files.
@@ -115,7 +115,7 @@ def read_rows(
     dtype: DTypeLike,
     placed: dict[_Path, NamedSharding] | None = None,
 ) -> Arrays:
-    """Like `read_params`, by a table of one's own, which names every tensor in `stored`.
+    """Reads parameters as `read_params`, by a table that names every tensor in `stored`.
 
     `shapes` and `placed` have each parameter's shape and sharding; None means the default device.
     """
@@ -126,7 +126,7 @@ def read_rows(
 def row_faults(
     rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored]
 ) -> list[str]:
-    """A line for each tensor that `read_rows` refuses by its header."""
+    """Returns a line for each tensor that `read_rows` refuses by its header."""
     named = {row.name for row in rows}
     unknown = [f"{name} is not a tensor of this format" for name in stored if name not in named]
     return _misfits(rows, shapes, stored) + unknown
@@ -193,7 +193,7 @@ def write_params(
     params: Arrays,
     dtype: DTypeLike | None = None,
 ) -> np.dtype:
-    """Write the parameters of a model; as `write_rows`, by the table of a family."""
+    """Writes the parameters of a model; as `write_rows`, by the table of a family."""
     return write_rows(file, family.tensors(config), params, dtype)
 
 
@@ -204,7 +204,7 @@ def write_rows(
     dtype: DTypeLike | None = None,
     tables: Mapping[str, np.ndarray] | None = None,
 ) -> np.dtype:
-    """Write one safetensors file.
+    """Writes one safetensors file.
 
     Of several processes only the first writes; the others must call too, since they hold shards of
     the parameters.
@@ -252,7 +252,7 @@ def write_rows(
 
 
 def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
-    """The table of the family, without the family's prefix if no stored name has it."""
+    """Returns the table of the family, without its prefix if no stored name has it."""
     rows = family.tensors(config)
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = [dataclasses.replace(row, name=row.name.removeprefix(family.prefix)) for row in rows]
@@ -260,7 +260,7 @@ def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) ->
 
 
 def _cut(rows: Iterable[Tensor], layers: Sequence[int]) -> list[Tensor]:
-    """The rows outside the layers, and those of `layers`, which become layers 0, 1, ..."""
+    """Returns the rows outside the layers, and those of `layers`, which become layers 0, 1, ..."""
     names = {f"layer_{old}": f"layer_{new}" for new, old in enumerate(layers)}
     return [
         dataclasses.replace(row, path=(names.get(row.path[0], row.path[0]), *row.path[1:]))
@@ -270,7 +270,7 @@ def _cut(rows: Iterable[Tensor], layers: Sequence[int]) -> list[Tensor]:
 
 
 def _as_held(rows: Iterable[Tensor], held: Iterable[_Path]) -> list[Tensor]:
-    """The rows, with `transpose` flipped for kernels that are held as "weight" [out, in]."""
+    """Returns the rows, with `transpose` flipped for kernels held as "weight" [out, in]."""
     known, changed = set(held), []
     for row in rows:
         turned = (*row.path[:-1], "weight")
@@ -288,12 +288,12 @@ def _grouped(rows: Iterable[Tensor], key: Callable[[Tensor], _K]) -> dict[_K, li
 
 
 def _flat(tree: Arrays) -> dict[_Path, Arrays]:
-    """A tree as {path: leaf}."""
+    """Returns a tree as {path: leaf}."""
     return cast(dict[_Path, Arrays], flatten_dict(tree))
 
 
 def _part_shape(row: Tensor, leaf: _Shape) -> _Shape:
-    """The shape of a row's part of a parameter, in the layout of the file."""
+    """Returns the shape of a row's slice of a parameter, in the layout of the file."""
     shape = leaf if row.at is None else leaf[1:]
     return shape[::-1] if row.transpose else shape
 
@@ -305,7 +305,7 @@ def _stored_shape(row: Tensor, leaf: _Shape) -> _Shape:
 def _misfits(
     rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored]
 ) -> list[str]:
-    """A line for each tensor of the table that is missing or has another shape or dtype."""
+    """Returns a line for each tensor of the table that is missing or has a wrong shape or dtype."""
     faults = []
     for name, parts in _grouped(rows, lambda row: row.name).items():
         shape = _stored_shape(parts[0], shapes[parts[0].path])
@@ -328,7 +328,7 @@ def _misfits(
 def _leftovers(
     rows: list[Tensor], family: Family, config: TransformerConfig, stored: dict[str, Stored]
 ) -> list[str]:
-    """A line for each tensor that no row reads.
+    """Returns a line for each tensor that no row reads.
 
     Buffers and a second copy of a tied embedding are ignored.
     """
@@ -339,7 +339,7 @@ def _leftovers(
 
 
 def _what_is_not_finite(tensor: Stored, dtype: DTypeLike) -> str:
-    """What is wrong with a tensor that is not finite in `dtype`, and the fix."""
+    """Describes a tensor that is not finite in `dtype`, and the fix."""
     numbers, nans, infinite, greatest = tensor.map().reshape(-1), 0, 0, 0.0
     for at in range(0, numbers.size, _PIECE):
         piece = np.abs(numbers[at : at + _PIECE].astype(np.float64))
@@ -360,7 +360,7 @@ def _reader(
     dtype: DTypeLike,
     spoilt: set[str],
 ) -> Callable[[_Index | None], np.ndarray]:
-    """A function from an index of a parameter (a slice for each dimension) to a new array.
+    """Returns a function from an index of a parameter (a slice per dimension) to a new array.
 
     It adds to `spoilt` the names of tensors whose numbers in `dtype` and this index are not finite.
     """

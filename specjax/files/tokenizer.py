@@ -3,8 +3,8 @@
 Some damaged files make the tokenizers library panic, or allocate without end.  So a tokenizer is
 first built and used in a process with limits.
 
-A token that is written in a text, such as <|im_start|>, gets one id only if the tokenizer knows it
-as an *added* token.  `tokenizer.json` lists those, and the other files of a folder may name more:
+A special token in a text, such as <|im_start|>, gets one id only if the tokenizer has it as an
+*added* token.  `tokenizer.json` lists those, and the other files of a folder may name more:
 
     tokenizer_config.json     added_tokens_decoder {id: token}, bos_token, eos_token, ...
     special_tokens_map.json   bos_token, eos_token, ..., which count before those of the first file
@@ -42,7 +42,7 @@ _tried: set[bytes] = set()
 def read_tokenizer(
     path: str | os.PathLike[str], vocab_size: int | None = None
 ) -> tokenizers.Tokenizer:
-    """Read a `tokenizer.json`, with truncation and padding switched off.
+    """Reads a `tokenizer.json`, with truncation and padding switched off.
 
     The file may hold settings for both, left over from an earlier call of the tokenizer.  They
     would silently cut or pad a prompt.  transformers ignores them as well, unless a call sets them.
@@ -51,8 +51,8 @@ def read_tokenizer(
 
     Args:
       path: the file.
-      vocab_size: rows of the embedding.  A new token whose id would be beyond them is left out,
-        since the model cannot read it; None: none is.
+      vocab_size: rows of the embedding.  A new token with an id of `vocab_size` or more is left
+        out, since the model cannot read it; None: no token is left out.
 
     Raises:
       ValueError: the file is not a tokenizer, or building it takes too long or too much memory; or
@@ -99,7 +99,7 @@ def _entry(token: tokenizers.AddedToken) -> _Token:
 def _missing(
     tokenizer: tokenizers.Tokenizer, wanted: list[_Token], vocab_size: int | None
 ) -> dict[str, _Token]:
-    """The tokens to add, by text: without those of which the embedding has no row."""
+    """Returns the tokens to add, by text, without those that have no row of the embedding."""
     ids = tokenizer.get_vocab(with_added_tokens=True)
     size = tokenizer.get_vocab_size(with_added_tokens=False)
     free, news = max([size, *(i + 1 for i in _added(tokenizer))]), {}
@@ -112,7 +112,7 @@ def _missing(
 
 
 def _named_tokens(folder: pathlib.Path, found: dict[str, _Token]) -> list[_Token]:
-    """The tokens that the other files of a folder name, unless they are `found` already.
+    """Returns the tokens that the other files of a folder name, unless they are `found` already.
 
     The order is that of transformers, since it decides the ids of new tokens.
     """
@@ -138,12 +138,12 @@ def _named_tokens(folder: pathlib.Path, found: dict[str, _Token]) -> list[_Token
 
 
 def _object(file: pathlib.Path) -> Config:
-    """The JSON object in a file; {} if there is no such file."""
+    """Returns the JSON object in a file; {} if there is no such file."""
     return read_json(file) if file.exists() else {}
 
 
 def _named_fields(fields: Config) -> tuple[list[str], list[object]]:
-    """The names of the fields that name special tokens, and for each the token."""
+    """Returns the names of the fields that name special tokens, each with its token."""
     order = [*SPECIAL_TOKENS, *(name for name in fields if name not in SPECIAL_TOKENS)]
     pairs = [(name, fields.get(name)) for name in order if _is_named(name, fields.get(name))]
     for name in ("additional_special_tokens", "extra_special_tokens"):
@@ -156,14 +156,14 @@ def _named_fields(fields: Config) -> tuple[list[str], list[object]]:
 
 
 def _is_named(name: str, value: object) -> bool:
-    """Whether a field names a special token: one that all tokenizers have, or one of its own."""
+    """Returns whether a field names a special token, a common or an extra one."""
     if name in SPECIAL_TOKENS:
         return value is not None
     return name.endswith("_token") and isinstance(value, str)
 
 
 def _in_order(ids: Config) -> list[str]:
-    """The tokens of added_tokens.json in the order of their ids."""
+    """Returns the tokens of added_tokens.json in the order of their ids."""
     for text, number in ids.items():
         if not isinstance(number, int) or isinstance(number, bool):
             raise ValueError(f"added_tokens.json gives {shown(text)} the id {shown(number)}")
@@ -171,7 +171,7 @@ def _in_order(ids: Config) -> list[str]:
 
 
 def _by_id(tokens: object) -> list[_Token]:
-    """The tokens of an added_tokens_decoder in the order of their ids."""
+    """Returns the tokens of an added_tokens_decoder in the order of their ids."""
     if not isinstance(tokens, dict) or not all(name.isdecimal() for name in tokens):
         raise ValueError(f"added_tokens_decoder is {shown(tokens)}; it must map ids to tokens")
     order = sorted(tokens, key=int)
@@ -183,7 +183,7 @@ def _special(name: str, value: object) -> _Token:
 
 
 def _token(name: str, value: object, special: bool) -> _Token:
-    """A token that the field `name` gives as a text, or as an object with its switches."""
+    """Returns a token that the field `name` gives as a text, or as an object with its switches."""
     token: Any = {"content": value} if isinstance(value, str) else value
     fits = isinstance(token, dict) and isinstance(token.get("content"), str)
     if not fits or not all(isinstance(token.get(s, False), bool) for s in _SWITCHES):
@@ -199,7 +199,7 @@ def _token(name: str, value: object, special: bool) -> _Token:
 
 
 def find_tokenizer(folder: pathlib.Path, vocab_size: int) -> tokenizers.Tokenizer | None:
-    """The tokenizer of a model's folder, if it has one.
+    """Returns the tokenizer of a model's folder, or None.
 
     Raises:
       ValueError: as `read_tokenizer`; it is in an older format, or that of another model.

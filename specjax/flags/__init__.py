@@ -1,4 +1,4 @@
-"""Command line options that `specjax` and the training jobs share."""
+"""Command-line options that `specjax` and the training jobs share."""
 
 from specjax.flags.constraints import add_constraint_arguments, constraint
 from specjax.flags.exits import ending, open_streams, say

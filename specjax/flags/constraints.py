@@ -13,7 +13,7 @@ Made = TypeVar("Made", Grammar, JSONSchema)
 
 
 def add_constraint_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `constraint` reads."""
+    """Adds the options that `constraint` reads."""
     group = parser.add_argument_group("constraint")
     own = group.add_mutually_exclusive_group()
     own.add_argument("--regex", metavar="EXPRESSION", help="the output matches this expression")
@@ -42,10 +42,10 @@ def add_constraint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def constraint(arguments: argparse.Namespace) -> Constraint | None:
-    """The constraint of these options.
+    """Returns the constraint of these options.
 
     Raises:
-      ValueError, OSError: the file is no schema, or cannot be read.
+      ValueError, OSError: the file is not a schema, or cannot be read.
     """
     if arguments.json_whitespace is not None and arguments.json_schema is None:
         raise ValueError("--json-whitespace is used with --json-schema; leave it out, or add that")
@@ -67,7 +67,7 @@ def constraint(arguments: argparse.Namespace) -> Constraint | None:
 
 
 def _read(kind: type[Made], name: str, **settings: Any) -> Made:
-    """The constraint in a file."""
+    """Returns the constraint in a file."""
     path = pathlib.Path(name)
     try:
         return kind(read_text(path), **settings)

@@ -1,4 +1,4 @@
-"""How a command ends: with a line on stderr for what a user can fix, and never with a traceback."""
+"""Ends a command with a line on stderr for an error that a user can fix, without a traceback."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator
 
 FIXABLE = (ValueError, OSError, ImportError, FloatingPointError)
-"""Errors whose message tells a user what to do."""
+"""Errors whose message gives a user the fix."""
 
 _CLOSED = 141  # as a shell reports a program whose reader has gone
 _INTERRUPTED = 130
 
 
 def open_streams() -> None:
-    """Give a process that was started with closed streams (`>&-`) streams that go nowhere.
+    """Gives a process that was started with closed streams (`>&-`) streams that discard everything.
 
     Otherwise `sys.stdout` is None, and the next file that is opened gets the number of a stream, so
     that a library's message would be written into it.  A character that stdout cannot encode is
@@ -60,13 +60,13 @@ def ending(name: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr, if anyone still reads it."""
+    """Prints a line on stderr, if anyone still reads it."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 def _muted() -> bool:
-    """Whether stdout can no longer be written to; then it goes nowhere from now on."""
+    """Returns whether stdout can no longer be written to; then it is discarded from now on."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

@@ -20,7 +20,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the prompts, for `read_prompts`; returns their group."""
+    """Adds the prompts, for `read_prompts`; returns their group."""
     group = parser.add_argument_group("prompts")
     group.add_argument("prompt", nargs="*", help="one or several prompts")
     group.add_argument(
@@ -30,7 +30,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `load_models` reads, except for the devices."""
+    """Adds the options that `load_models` reads, except for the devices."""
     group = parser.add_argument_group("models")
     group.add_argument(
         "--target",
@@ -57,7 +57,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_device_arguments(
     parser: argparse.ArgumentParser, *, draft_mesh: bool = False, processes: bool = False
 ) -> None:
-    """Add the mesh, and on request the draft's own mesh and what `join_from` reads."""
+    """Adds the mesh, and on request the draft's own mesh and the options of `join_from`."""
     title = "devices and processes" if processes else "devices"
     group = parser.add_argument_group(title)
     group.add_argument(
@@ -83,7 +83,7 @@ def add_device_arguments(
 
 
 def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--proposer` and the numbers of proposers."""
+    """Adds `--proposer` and the numbers of proposers."""
     group = parser.add_argument_group("speculation: what drafts")
     group.add_argument(
         "--proposer", type=_kind, metavar="NAME",
@@ -94,7 +94,7 @@ def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--rule` and the numbers of rules."""
+    """Adds `--rule` and the numbers of rules."""
     group = parser.add_argument_group("speculation: which drafts are accepted")
     group.add_argument(
         "--rule",
@@ -106,7 +106,7 @@ def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """With `several`, `--temperature` takes more than one value."""
+    """Adds the sampling settings.  With `several`, `--temperature` takes more than one value."""
     group = parser.add_argument_group("sampling")
     group.add_argument("--max-new-tokens", type=int, default=128, help="limit per prompt")
     own = "; default: as in the target's generation_config.json if that samples, else "
@@ -129,7 +129,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = Fals
 
 
 def add_processor_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add penalties, biases and ends, for `processing`."""
+    """Adds penalties, biases and ends, for `processing`."""
     group = parser.add_argument_group("penalties, biases and ends")
     group.add_argument(
         "--repetition-penalty",
@@ -175,7 +175,7 @@ def add_processor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class SamplingOptions(TypedDict):
-    """Keywords of `specjax.generate` and of `specjax.audit`."""
+    """The keywords of `specjax.generate` and of `specjax.audit`."""
 
     temperature: float
     top_k: int
@@ -186,7 +186,7 @@ class SamplingOptions(TypedDict):
 
 
 def sampling(arguments: argparse.Namespace, target: specjax.LanguageModel) -> SamplingOptions:
-    """The options of `add_sampling_arguments`, for `specjax.generate`."""
+    """Returns the options of `add_sampling_arguments`, for `specjax.generate`."""
     settings = target.settings(**{name: getattr(arguments, name) for name in _SAMPLING})
     return {
         "temperature": settings["temperature"],
@@ -199,7 +199,7 @@ def sampling(arguments: argparse.Namespace, target: specjax.LanguageModel) -> Sa
 
 
 def processing(arguments: argparse.Namespace, target: specjax.LanguageModel) -> Options:
-    """The options of `add_processor_arguments`, for `specjax.generate`."""
+    """Returns the options of `add_processor_arguments`, for `specjax.generate`."""
     penalty = target.settings(repetition_penalty=arguments.repetition_penalty)["repetition_penalty"]
     return {
         "repetition_penalty": penalty,
@@ -238,7 +238,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def read_prompts(arguments: argparse.Namespace) -> list[str]:
-    """The prompts on the command line or in `--prompt-file`.
+    """Returns the prompts on the command line or in `--prompt-file`.
 
     Raises:
       ValueError, OSError: both or neither were given, or as `specjax.generation.prompts.read_file`.
@@ -260,7 +260,7 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
 
 
 def choose(arguments: argparse.Namespace, rule: str | None = None) -> str:
-    """The kind of proposer: `--proposer`, or a default that fits the folders.
+    """Returns the kind of proposer: `--proposer`, or a default that fits the folders.
 
     With a rule under which no text depends on the drafts the default is "auto", unless numbers of
     a proposer were given.  None is for jobs that measure drafts.

@@ -20,7 +20,7 @@ from specjax.parallel import RULES, Indivisible, Rules, make_mesh
 def load_models(
     arguments: argparse.Namespace, kinds: Sequence[str], rules: Sequence[str] = ()
 ) -> tuple[specjax.LanguageModel, specjax.LanguageModel | None]:
-    """The target, and the draft if one of these kinds of proposers needs one.
+    """Loads the target, and the draft if one of these kinds of proposers needs one.
 
     If there is no `--target`, this sets the missing folders in `arguments` to the shipped ones.
     `arguments.drafter_of_auto` is the `--drafter` that was given, or None.
@@ -83,7 +83,7 @@ def load_models(
 def meshes(
     sizes: Mapping[str, int] | None, own: Mapping[str, int] | None
 ) -> tuple[Mesh | None, Mesh | None]:
-    """The meshes of `--mesh` and `--draft-mesh`, on the first devices and on those after them.
+    """Returns the meshes of `--mesh` and `--draft-mesh`, on the first devices and the next ones.
 
     Raises:
       ValueError: there are too few devices, or a process would have none.
@@ -114,7 +114,7 @@ def meshes(
 def _draft(
     folder: str | pathlib.Path, dtype: str | None, mesh: Mesh | None, rules: Rules
 ) -> specjax.LanguageModel:
-    """The draft; whole on each device if the mesh does not divide its heads or layers."""
+    """Returns the draft, replicated if the mesh does not divide its heads or layers."""
     try:
         return specjax.load(folder, dtype, mesh=mesh, rules=rules)
     except Indivisible as error:

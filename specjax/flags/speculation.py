@@ -15,7 +15,8 @@ from specjax.generation import Options
 
 DRAFTERS = {"datastore": None, "drafter": "eagle3", "medusa": "medusa"}
 """The kinds whose arrays are in a folder of their own, `--drafter`, with the folder that comes with
-the library; no datastore does."""
+the library; there is none for a datastore.
+"""
 
 KINDS = sorted({"auto", *specjax.PROPOSERS, *DRAFTERS} - {"universal"})
 """Names of proposers; `draft` becomes `universal` if the draft has another tokenizer."""
@@ -84,7 +85,7 @@ _RULE_NUMBERS = {
 def add_numbers_of_proposers(
     parser: argparse._ActionsContainer, lookaheads: Sequence[int] = ()
 ) -> None:
-    """Add the options of `NUMBERS`.
+    """Adds the options of `NUMBERS`.
 
     With `lookaheads`, `--num-drafts` takes several values, which default to `lookaheads`, and
     `--branching` may be repeated.
@@ -102,7 +103,7 @@ def add_numbers_of_proposers(
 
 
 def add_numbers_of_rules(parser: argparse._ActionsContainer) -> None:
-    """Add the fields of the rules, as options."""
+    """Adds the fields of the rules, as options."""
     for name, number in _RULE_NUMBERS.items():
         if number.default is False:
             _add(parser, "--rule", name, number, action="store_true")
@@ -148,12 +149,12 @@ def check_numbers(
 
 
 def numbers_given(arguments: argparse.Namespace) -> list[str]:
-    """The options of proposers that were given."""
+    """Returns the options of proposers that were given."""
     return list(_given(arguments, NUMBERS))
 
 
 def number_of(arguments: argparse.Namespace, name: str) -> Value:
-    """The value of a proposer's option: the given one, or its default."""
+    """Returns the value of a proposer's option: the given one, or its default."""
     return _given(arguments, NUMBERS).get(name, NUMBERS[name].default)
 
 
@@ -163,7 +164,7 @@ def reads(kind: str, name: str) -> bool:
 
 
 def make_rule(arguments: argparse.Namespace, name: str) -> Rule:
-    """The rule of this name, with the options that were given."""
+    """Returns the rule of this name, with the options that were given."""
     given = _given(arguments, _RULE_NUMBERS)
     return specjax.RULES[name](
         **{key: value for key, value in given.items() if name in _RULE_NUMBERS[key].owners}
@@ -176,7 +177,7 @@ def make_drafter(
     target: specjax.LanguageModel,
     draft: specjax.LanguageModel | None,
 ) -> specjax.Drafter:
-    """The proposer of this kind, with its weights and the options that were given."""
+    """Returns the proposer of this kind, with its weights and the options that were given."""
     if kind == "datastore":
         given = _given(arguments, NUMBERS)
         if given.get("num_drafts") == 0:
@@ -213,7 +214,7 @@ def drafting(
     target: specjax.LanguageModel,
     draft: specjax.LanguageModel | None,
 ) -> Options:
-    """What to pass to `generate` for the proposer of this kind.
+    """Returns the arguments of `generate` for the proposer of this kind.
 
     `auto` with the folder of a drafter is left to `generate`, which follows a plan.
     """

@@ -1,4 +1,4 @@
-"""A progress line with the elapsed seconds, shown at a terminal."""
+"""Shows a progress line with the elapsed seconds, at a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Show `what` and the elapsed seconds on stderr, if that is a terminal; clear it at the end."""
+    """Shows `what` and the elapsed seconds on stderr at a terminal; clears the line at the end."""
     if not sys.stderr.isatty():
         yield
         return

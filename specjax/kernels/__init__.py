@@ -1,9 +1,9 @@
 """Products and attention of few rows on a CPU, compiled by LLVM.
 
-A step of decoding multiplies a few rows with every weight, so its least time is that of reading
-the weights.  XLA:CPU comes close to that for a single row of float32 alone.  These kernels read
-each weight from memory once, and the bits of a row do not depend on how many rows there are.  The
-same holds for the keys and values of a cache.
+A step of decoding multiplies a few rows with every weight, so its least time is that of reading the
+weights.  XLA:CPU comes close to that only for a single row of float32.  These kernels read each
+weight from memory once, and the bits of a row do not depend on the number of rows.  The same holds
+for the keys and values of a cache.
 """
 
 from specjax.kernels.available import usable

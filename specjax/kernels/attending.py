@@ -1,10 +1,10 @@
-"""The loops of attention of few queries, for each row of a batch and each head of keys.
+"""The loops of attention of few queries, for each row of a batch and each key head.
 
 Slots are read in blocks that begin at multiples of 64, with an online softmax (Milakov and
 Gimelshein 2018, arXiv 1805.02867, algorithm 3).  A block that no token of the row sees is skipped.
-The sums of a query are as they were after a block that it does not see, and over another block
-their order depends on the slots' numbers alone.  So its bits depend neither on the other queries
-nor on the size of the cache, nor on what lies in slots that it does not see.
+A block that a query does not see leaves its sums unchanged, and the order of the sums over another
+block depends only on the slots' numbers.  So its bits depend neither on the other queries nor on
+the size of the cache, nor on the contents of slots that it does not see.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LINE = 64  # bytes of a line of the processor's cache
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The `sharing.Work` of attention; a part is one row of the batch and one head of keys.
+    """The `sharing.Work` of attention; a part is one row of the batch and one key head.
 
     With fewer of them than threads a part has only some of the queries of the head.
 
@@ -148,7 +148,7 @@ class _Part:
 
     @contextlib.contextmanager
     def _each_query(self) -> Iterator[tuple[Value, Value]]:
-        """(token, query)."""
+        """Yields (token, query)."""
         b, emit = self.b, self.emit
         with emit.loop(word(0), self.width, 1) as (token, _, _):
             first = b.mul(token, self.groups)
@@ -156,7 +156,7 @@ class _Part:
                 yield token, row
 
     def _in_groups(self, do: Callable[[Value, Value, int], None], block: Value) -> None:
-        """`do` something with a block for several queries at once, and for those that are left."""
+        """Runs `do` on a block for several queries at once, and for the remaining ones."""
         rows = self.b.mul(self.width, self.groups)
         grouped = self.emit.whole(rows, TOGETHER)
         for low, high, many in ((word(0), grouped, TOGETHER), (grouped, rows, 1)):
@@ -164,7 +164,7 @@ class _Part:
                 do(block, row, many)
 
     def _begin(self) -> None:
-        """Scaled queries, and empty sums."""
+        """Writes scaled queries, and empty sums."""
         b, emit = self.b, self.emit
         scale = b.load(self.numbers)
         with self._each_query() as (token, row):
@@ -195,7 +195,7 @@ class _Part:
                 emit.write(b.fdiv(one, total), place, word(i), 4)
 
     def _look(self, start: Value, count: Value) -> Value:
-        """Copy which slots of a block are visible, and return whether any is."""
+        """Copies which slots of a block are visible, and returns whether any is."""
         b, emit = self.b, self.emit
         none = zeros(ir.VectorType(INT8, BLOCK))
         whole = b.icmp_signed("==", count, word(BLOCK))
@@ -213,7 +213,7 @@ class _Part:
         return self._any(seen)
 
     def _seen(self, token: Value) -> Value:
-        """Where the slots of a block that a token sees are marked, one byte each."""
+        """Returns the address where the slots that a token sees are marked, one byte each."""
         return self.b.gep(self.seen, [self.b.mul(token, word(BLOCK))])
 
     def _mask(self, token: Value) -> Value:
@@ -224,7 +224,7 @@ class _Part:
         return self.b.icmp_unsigned("!=", self.b.bitcast(mask, bits), ir.Constant(bits, 0))
 
     def _rows(self, source: Value, start: Value, count: Value) -> Value:
-        """Rows of a block in float32, `padded` numbers each, with rows of zeros after them."""
+        """Returns rows of a block in float32, padded to `padded` numbers and with rows of zeros."""
         b, emit = self.b, self.emit
         source = b.gep(source, [b.mul(start, word(self.dim))])
 
@@ -247,7 +247,7 @@ class _Part:
     def _copy(
         self, source: Value, target: Value, change: Callable[[Value], Value] | None = None
     ) -> None:
-        """One row in float32, changed, with zeros after it."""
+        """Copies one row in float32, changed, with zeros after it."""
         b, emit = self.b, self.emit
         kind = source.type.pointee
         narrow = kind == INT16
@@ -269,7 +269,7 @@ class _Part:
             emit.write(changed(last), target, word(whole), 4)
 
     def _of(self, base: Value, token: Value, row: Value) -> Value:
-        """Where a query or its result is, in a buffer [B, N, H, dim]."""
+        """Returns the address of a query or its result, in a buffer [B, N, H, dim]."""
         b = self.b
         first = b.mul(b.add(b.mul(self.row, self.width), token), self.heads)
         head = b.add(self.first_head, b.srem(row, self.groups))

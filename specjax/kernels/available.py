@@ -1,4 +1,4 @@
-"""Whether kernels can be made here, and the names under which XLA:CPU calls them."""
+"""Tells whether kernels can be made here, and the names under which XLA:CPU calls them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LLVMLITE = (0, 45)
 
 
 def usable() -> bool:
-    """Whether kernels are made here: llvmlite is installed, on a known system and processor."""
+    """Returns whether kernels can be made: llvmlite is installed, and the processor is known."""
     if platform.system() not in _SYSTEMS or platform.machine().lower() not in _PROCESSORS:
         return False
     try:
@@ -24,7 +24,7 @@ def usable() -> bool:
 
 @functools.cache
 def lanes() -> int:
-    """How many float32 numbers a vector of this processor has; 0 where that is not known."""
+    """Returns the float32 numbers of a vector of this processor; 0 where that is not known."""
     if not usable():
         return 0
     try:
@@ -37,7 +37,7 @@ def lanes() -> int:
 
 @functools.cache
 def made(kind: str, dtype: str, *others: int) -> str | None:
-    """The name of a kernel that a function of `calling` makes, or None where it cannot be made."""
+    """Returns the name of a kernel that a function of `calling` makes, or None."""
     if not usable():
         return None
     try:

@@ -8,26 +8,27 @@ from specjax.kernels.emitting import FLOAT, Emitter, Value, word
 from specjax.kernels.forms import Machine, Operands
 
 _DEEP = 16
-"""Rows of the matrix for which sums stay in registers: more are too many places of the memory at
-once, and with fewer the sums are moved too often."""
+"""Rows of the matrix for which sums stay in registers: more rows are too many addresses at once,
+and with fewer the sums are moved too often.
+"""
 
 _LINE = 16
-"""float32 numbers in a line of the cache."""
+"""The float32 numbers in a cache line."""
 
 
 def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
-    """More rows of x, for which most of the time goes into multiplying.
+    """Multiplies many rows of x, for which most of the time goes into multiplying.
 
     The sums of a group of rows, for a few neighbouring columns, stay in registers while `_DEEP`
     rows of the matrix pass.  Meanwhile the next columns are prefetched, since the processor does
-    not guess that they come next.
+    not predict them.
     """
     b, lanes = emit.b, machine.lanes
     vector = ir.VectorType(FLOAT, lanes)
     most, wide = (6, 4) if machine.registers >= 32 else (4, 2)
 
     def add(k: Value, deep: Value, j: Value, vectors: int, kind: ir.Type, m: Value, many: int):
-        """Rows [k, deep) of the matrix, into sums of `many` rows of x from m.
+        """Adds rows [k, deep) of the matrix, into sums of `many` rows of x from m.
 
         The sums are those of the columns in `vectors` of `kind`, from column j.
         """

@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def product(dtype: str) -> str:
-    """The name under which XLA:CPU calls products with weights of this dtype.
+    """Returns the name under which XLA:CPU calls products with weights of this dtype.
 
     The first call of this function compiles them.
     """
@@ -26,7 +26,7 @@ def product(dtype: str) -> str:
 
 
 def attention(dtype: str, dim: int, capped: bool) -> str:
-    """As `product`, for attention to keys and values of this dtype with heads of size `dim`."""
+    """Returns the name as `product`, for attention with keys and values of this dtype."""
     name = f"specjax_attention_{dtype}_{dim}{'_capped' if capped else ''}"
     return _registered(name, Attention(dtype, dim, capped, machine()))
 
@@ -43,7 +43,7 @@ def _registered(target: str, work: Work) -> str:
 
 
 def register(work: Work, target: str) -> str:
-    """Compile the kernel of a work, and register it as `target`."""
+    """Compiles the kernel of a work, and registers it as `target`."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     features = binding.get_host_cpu_features()
@@ -70,7 +70,7 @@ def register(work: Work, target: str) -> str:
 
 
 def machine() -> Machine:
-    """Of this processor."""
+    """Returns the LLVM machine of this processor."""
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
         return Machine(16, 32)

@@ -12,7 +12,7 @@ from specjax.kernels.forms import Form, Machine
 from specjax.kernels.loops import kernel
 
 _SHARES = 2
-"""Parts for each thread, so that one that begins late does less."""
+"""Parts for each thread, so that a thread that begins late does less."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Product:
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
-        """Of rows, inner, stride and count."""
+        """Returns the sizes of rows, inner, stride and count."""
         return (0, 0), (0, 1), (1, 1 if self.form.by_columns else 0), (2, 1)
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:

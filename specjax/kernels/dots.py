@@ -11,9 +11,9 @@ from specjax.kernels.forms import Form, Machine, Operands
 def dots(
     emit: Emitter, form: Form, machine: Machine, of: Operands, first: Value, last: Value
 ) -> None:
-    """Scalar products of rows of the matrix and rows of x, of several with several at once.
+    """Multiplies rows of the matrix with rows of x as scalar products, several at once.
 
-    Each sum has `lanes` parts, which are added at its end.
+    Each sum has `lanes` partial sums, which are added at its end.
     """
     b, lanes = emit.b, machine.lanes
     step = 2 * lanes if form.weight == INT8 else lanes
@@ -21,7 +21,7 @@ def dots(
     weight_size, row_size = form.sizes
 
     def widened(weights: Value) -> Value:
-        """Weights as numbers that can be multiplied: one, or a vector of them."""
+        """Returns weights as numbers that can be multiplied: one, or a vector of them."""
         kind = weights.type
         many = isinstance(kind, ir.VectorType)
         if form.weight == INT8:
@@ -47,7 +47,7 @@ def dots(
         pairs = [(r, c) for r in range(inputs) for c in range(outputs)]
 
         def sums(start: Value, stop: Value, by: int, totals: list[Value]) -> list[Value]:
-            """`totals` after the products of [start, stop), `by` at a time."""
+            """Returns `totals` after the products of [start, stop), `by` at a time."""
             scalar = by == 1
             with emit.loop(start, stop, by, totals) as (k, now, following):
                 if not scalar:

@@ -35,7 +35,7 @@ class Emitter:
     def loop(
         self, start: Value, stop: Value, step: int, carried: Sequence[Value] = ()
     ) -> Iterator[tuple[Value, list[Value], list[Value]]]:
-        """`for i in range(start, stop, step)`, with values that go from one turn to the next.
+        """Writes `for i in range(start, stop, step)`, with values carried between its turns.
 
         Yields:
           i, the carried values, and a list in which the body puts the next ones.  After the loop
@@ -80,7 +80,7 @@ class Emitter:
         return groups
 
     def read(self, base: Value, index: Value, kind: ir.Type, align: int) -> Value:
-        """A scalar or a vector at base[index]; `align` is the size of an element in bytes."""
+        """Reads a scalar or a vector at base[index]; `align` is the size of an element in bytes."""
         loaded = self.b.load(self.b.bitcast(self.b.gep(base, [index]), kind.as_pointer()))
         loaded.align = align
         return loaded
@@ -90,29 +90,29 @@ class Emitter:
         self.b.store(value, place).align = align
 
     def whole(self, value: Value, step: int) -> Value:
-        """The greatest multiple of `step` that is not above `value`."""
+        """Returns the greatest multiple of `step` that is not above `value`."""
         return self.b.sub(value, self.b.srem(value, word(step)))
 
     def least(self, x: Value, y: Value) -> Value:
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
     def splat(self, value: Value, lanes: int) -> Value:
-        """A vector of `lanes` copies."""
+        """Returns a vector of `lanes` copies."""
         empty = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
         first = self.b.insert_element(empty, value, ir.Constant(INT32, 0))
         return self.lanes(first, [0] * lanes)
 
     def lanes(self, value: Value, which: Sequence[int]) -> Value:
-        """The lanes `which` of a vector."""
+        """Returns the lanes `which` of a vector."""
         mask = ir.Constant(ir.VectorType(INT32, len(which)), list(which))
         return self.b.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
 
     def constant(self, value: float, lanes: int) -> ir.Constant:
-        """A vector of `lanes` float32 numbers that are the same."""
+        """Returns a vector of `lanes` float32 numbers that are the same."""
         return ir.Constant(ir.VectorType(FLOAT, lanes), [value] * lanes)
 
     def larger(self, x: Value, y: Value) -> Value:
-        """The larger one, lane by lane; y where x is NaN."""
+        """Returns the larger one, lane by lane; y where x is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
     def add(self, x: Value, y: Value) -> Value:
@@ -120,14 +120,14 @@ class Emitter:
         return self.b.fadd(x, y) if of == FLOAT else self.b.add(x, y)
 
     def sum(self, value: Value) -> Value:
-        """The sum of a vector's lanes: halves are added until one lane is left."""
+        """Returns the sum of a vector's lanes: halves are added until one lane is left."""
         while (count := value.type.count) > 1:
             half = count // 2
             value = self.add(self.lanes(value, range(half)), self.lanes(value, range(half, count)))
         return self.b.extract_element(value, ir.Constant(INT32, 0))
 
     def sums(self, values: Sequence[Value]) -> Value:
-        """A vector in which the lanes of each of these vectors are added, with its neighbours.
+        """Returns a vector in which the lanes of each of these vectors are added.
 
         A power of two of vectors makes one; of as many as each has lanes, it has their sums.
         """
@@ -144,7 +144,7 @@ class Emitter:
         return values[0]
 
     def widened(self, value: Value) -> Value:
-        """bfloat16 numbers, as their bits, in float32: one, or a vector of them."""
+        """Returns bfloat16 numbers, given as their bits, in float32: one, or a vector of them."""
         of = value.type
         many = isinstance(of, ir.VectorType)
         high, real = (ir.VectorType(t, of.count) if many else t for t in (INT32, FLOAT))
@@ -152,20 +152,20 @@ class Emitter:
         return self.b.bitcast(self.b.shl(self.b.zext(value, high), shift), real)
 
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
-        """x * y + z in float32, rounded once where the processor can."""
+        """Returns x * y + z in float32, rounded once where the processor can."""
         kind = x.type
         shape = "f32" if kind == FLOAT else f"v{kind.count}f32"
         return self.b.call(self._intrinsic(f"fmuladd.{shape}", kind, [kind] * 3), [x, y, z])
 
     def prefetch(self, place: Value) -> None:
-        """Ask for the cache line of an address, which need not exist."""
+        """Prefetches the cache line of an address, which need not exist."""
         byte = INT8.as_pointer()
         fetch = self._intrinsic("prefetch.p0", ir.VoidType(), [byte, INT32, INT32, INT32])
         how = [ir.Constant(INT32, value) for value in (0, 3, 1)]  # to read, keep, data
         self.b.call(fetch, [self.b.bitcast(place, byte), *how])
 
     def c(self, name: str) -> ir.Function:
-        """A function of C's library."""
+        """Returns a function of C's library."""
         byte = INT8.as_pointer()
         kind = {
             "malloc": ir.FunctionType(byte, [WORD]),

@@ -1,4 +1,4 @@
-"""What a product of few rows is about: the processor, how the matrix lies, and where things are."""
+"""The inputs of a product of few rows: processor, layout of the matrix, and addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, Value
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """`lanes` float32 numbers are a vector, and the processor has `registers` of them."""
+    """A processor: `lanes` float32 numbers are a vector, and it has `registers` of them."""
 
     lanes: int
     registers: int
@@ -19,7 +19,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How a matrix lies and what it holds; `row` is the dtype of the activations' elements."""
+    """The layout and the dtype of a matrix; `row` is the dtype of the activations' elements."""
 
     name: str
     by_columns: bool  # [in, out], as against [out, in]
@@ -34,12 +34,12 @@ FORMS = {
     "bfloat16": Form("bfloat16", False, INT16, FLOAT, FLOAT, (2, 4)),
     "int8": Form("int8", False, INT8, INT16, INT32, (1, 2)),
 }
-"""By the dtype of the weights."""
+"""The form for each dtype of the weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """Of y = x @ w, in a function that computes it."""
+    """The operands of y = x @ w, in a function that computes it."""
 
     x: Value  # pointer to [rows, inner]
     w: Value  # pointer to [inner, stride] by columns, else [stride, inner]

@@ -10,7 +10,7 @@ from llvmlite import ir
 from specjax.kernels.emitting import INT32, Emitter, Value
 
 _LEAST = -87.33
-"""Where the exponential is still a normal number."""
+"""The least argument for which the exponential is still a normal number."""
 
 _LOG2 = (0.693359375, -2.12194440e-4)
 """ln 2 as a sum, of which the first number has so few bits that multiples of it are exact."""
@@ -32,11 +32,11 @@ _OVER = (1.19825839466702e-6, 1.18534705686654e-4, 2.26843463243900e-3, 4.893525
 """tanh(x) = x P(x^2) / Q(x^2) for |x| <= _FLAT (Eigen, which XLA uses too)."""
 
 _FLAT = 7.90531110763549805
-"""From here on the tangent is 1 in float32."""
+"""The least argument for which the hyperbolic tangent is 1 in float32."""
 
 
 def exponential(emit: Emitter, x: Value) -> Value:
-    """e^x for x <= 0, at least e^-87.33; NaN stays NaN."""
+    """Computes e^x for x <= 0, at least e^-87.33; NaN stays NaN."""
     b, lanes = emit.b, x.type.count
 
     def every(value: float) -> ir.Constant:
@@ -55,7 +55,7 @@ def exponential(emit: Emitter, x: Value) -> Value:
 
 
 def tangent(emit: Emitter, x: Value) -> Value:
-    """tanh(x); NaN stays NaN."""
+    """Computes tanh(x); NaN stays NaN."""
     b, lanes = emit.b, x.type.count
     for limit, beyond in ((-_FLAT, "<"), (_FLAT, ">")):
         bound = emit.constant(limit, lanes)
@@ -66,7 +66,7 @@ def tangent(emit: Emitter, x: Value) -> Value:
 
 
 def _polynomial(emit: Emitter, x: Value, factors: Sequence[float]) -> Value:
-    """The first factor is that of the highest power."""
+    """Evaluates a polynomial; the first factor is that of the highest power."""
     total = emit.constant(factors[0], x.type.count)
     for factor in factors[1:]:
         total = emit.multiply_add(total, x, emit.constant(factor, x.type.count))

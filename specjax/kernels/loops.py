@@ -1,8 +1,8 @@
 """The loops of the kernels, for a processor with vectors of `lanes` float32 numbers.
 
-The order in which a number of the result is summed depends on the matrix alone, and not on the
-number of rows or on how the columns are cut into parts.  So these products give a token the same
-bits in a pass over one token and in a pass over five.
+The order in which a number of the result is summed depends only on the matrix, and not on the
+number of rows or on the division of the columns into parts.  So these products give a token the
+same bits in a pass over one token and in a pass over five.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from specjax.kernels.forms import Form, Machine, Operands
 from specjax.kernels.streaming import FEW, stream
 
 _TILE = 1024
-"""Columns whose sums stay in the first cache while all rows of the matrix pass."""
+"""Columns whose sums stay in the L1 cache while all rows of the matrix pass."""
 
 
 def kernel(module: ir.Module, form: Form, machine: Machine) -> ir.Function:
-    """void f(x, w, y, first, last, rows, inner, stride, count): columns [first, last) of y = x @ w.
+    """Builds f(x, w, y, first, last, rows, inner, stride, count): columns of y = x @ w.
 
     x is [rows, inner] and y [rows, count].  w is [inner, stride] by columns, else [stride, inner].
     """
@@ -44,7 +44,7 @@ def kernel(module: ir.Module, form: Form, machine: Machine) -> ir.Function:
 def _columns(
     emit: Emitter, form: Form, machine: Machine, of: Operands, first: Value, last: Value
 ) -> None:
-    """Each sum adds the rows of the matrix in their order, so both ways give the same bits."""
+    """Sums the rows of the matrix in their order, so both loops give the same bits."""
     b = emit.b
     small = b.icmp_signed("<=", of.rows, word(FEW))
     few, more = (

@@ -1,6 +1,6 @@
 """Scores, weights and sums of one block of slots, for attention.
 
-Their order depends on the number of a slot in its block alone, whether a query is computed with
+Their order depends only on the number of a slot in its block, whether a query is computed with
 others or by itself.
 """
 
@@ -18,15 +18,15 @@ from specjax.kernels.forms import Machine
 from specjax.kernels.functions import exponential, tangent
 
 BLOCK = 64
-"""Slots whose keys stay in the first cache while all queries pass."""
+"""Slots whose keys stay in the L1 cache while all queries pass."""
 
 TOGETHER = 2
-"""Queries for which a key or a value is read from the first cache once."""
+"""Queries for which a key or a value is read from the L1 cache once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Where the rows of each query are, in float32.
+    """The addresses of the rows of each query, in float32.
 
     Attributes:
       scaled: the query times the scale, `padded` numbers.
@@ -34,7 +34,7 @@ class Memory:
       weights: of the slots of the block.
       most: the greatest score so far.
       total: the sum of weights so far.
-      keep: what sums before the block are multiplied by.
+      keep: the factor of the sums before the block.
     """
 
     scaled: Value
@@ -46,7 +46,7 @@ class Memory:
 
 
 class Mixing:
-    """Writes what is done with a block, whose rows have `padded` numbers."""
+    """Writes the instructions for a block, whose rows have `padded` numbers."""
 
     def __init__(
         self, emit: Emitter, machine: Machine, padded: int, softcap: Value | None, memory: Memory
@@ -58,7 +58,7 @@ class Mixing:
         self._most = machine.registers // 4
 
     def score(self, keys: Value, row: Value, many: int) -> None:
-        """Products of a block's keys and of `many` queries, in place of their weights."""
+        """Computes the products of a block's keys and `many` queries, in the memory of weights."""
         b, emit, lanes = self.b, self.emit, self.lanes
         rows = [b.add(row, word(r)) for r in range(many)]
         queries = [b.gep(self.memory.scaled, [b.mul(r, word(self.padded))]) for r in rows]
@@ -83,14 +83,14 @@ class Mixing:
                 emit.write(emit.sums(score), place, i, 4)
 
     def pass_over(self, row: Value) -> None:
-        """A block that a query does not see."""
+        """Skips a block that a query does not see."""
         weights = self.b.gep(self.memory.weights, [self.b.mul(row, word(BLOCK))])
         with self.emit.loop(word(0), word(BLOCK), self.lanes) as (i, _, _):
             self.emit.write(zeros(self.vector), weights, i, 4)
         self.emit.write(ir.Constant(FLOAT, 1.0), self.memory.keep, row, 4)
 
     def weigh(self, seen: Value, row: Value) -> None:
-        """Weights from the scores of a block, and what is kept of a query's sums so far.
+        """Computes weights from the scores of a block, and the factor of a query's sums so far.
 
         Args:
           seen: a byte for each slot, 0 where the query does not see it.
@@ -139,10 +139,11 @@ class Mixing:
         return b.fmul(cap, tangent(self.emit, b.fdiv(score, cap)))
 
     def mix(self, values: Value, row: Value, many: int) -> None:
-        """Add the weighted values of a block to the sums of `many` queries.
+        """Adds the weighted values of a block to the sums of `many` queries.
 
-        Those of several queries together are multiplied by 0 where one of them sees a slot and
-        another does not.  If that made a sum NaN, each is computed alone, without unseen values.
+        The values of several queries together are multiplied by 0 where one of them sees a slot and
+        another does not.  If that makes a sum NaN, each query is computed by itself, without unseen
+        values.
         """
         b, emit = self.b, self.emit
         rows = [b.add(row, word(r)) for r in range(many)]
@@ -167,10 +168,11 @@ class Mixing:
                         self._keep(each, first, of_row)
 
     def _sums(self, values: Value, rows: list[Value], first: int, count: int) -> list[list[Value]]:
-        """By query: sums of weighted values of a block, in `count` vectors from `first`.
+        """Returns by query the sums of weighted values of a block, in `count` vectors from `first`.
 
         Slots take turns among a few sums, which are added at the end, so that an addition need not
-        wait for the one before.  A single query reads zeros in place of what it does not see.
+        wait for the one before.  A single query reads zeros in place of the slots that it does not
+        see.
         """
         b, emit, lanes = self.b, self.emit, self.lanes
         nothing = self._zeros()
@@ -202,7 +204,7 @@ class Mixing:
         ]
 
     def _keep(self, row: Value, first: int, sums: Sequence[Value]) -> None:
-        """Add sums of a block to those before, which shrink as the greatest score grows."""
+        """Adds sums of a block to those before, which shrink as the greatest score grows."""
         emit = self.emit
         mixed = self.b.gep(self.memory.mixed, [self.b.mul(row, word(self.padded))])
         keep = emit.splat(emit.read(self.memory.keep, row, FLOAT, 4), self.lanes)

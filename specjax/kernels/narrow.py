@@ -1,4 +1,4 @@
-"""x @ w for few rows of x."""
+"""Computes x @ w for few rows of x."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ _MOST_ROWS = {
     8: {"float32": 20, "bfloat16": 16, "int8": 64},
     16: {"float32": 48, "bfloat16": 20, "int8": 64},
 }
-"""Rows up to which the kernels were as fast as XLA or faster, by the float32 numbers of a vector
-and the dtype of the weights."""
+"""The most rows for which the kernels were as fast as XLA or faster, by the float32 numbers of a
+vector and the dtype of the weights.
+"""
 
 _UNMEASURED = 16
-"""The same for processors with other vectors."""
+"""The most rows for processors with other vectors."""
 
 _FORMS = {("float32", 0): jnp.float32, ("bfloat16", 1): jnp.float32, ("int8", 1): jnp.int32}
-"""(dtype of the weights, the axis that is summed): the dtype of the result."""
+"""The dtype of the result for each (dtype of the weights, axis that is summed)."""
 
 
 def takes(rows: int, weights: Array, summed: int) -> bool:
-    """Whether `few_rows` multiplies this many rows with a matrix along its axis `summed`."""
+    """Returns whether `few_rows` multiplies this many rows along the matrix's axis `summed`."""
     return (
         weights.ndim == 2
         and weights.size > 0
@@ -34,13 +35,13 @@ def takes(rows: int, weights: Array, summed: int) -> bool:
 
 
 def most_rows(dtype: str) -> int:
-    """The most rows that are multiplied here with weights of this dtype, on this processor."""
+    """Returns the most rows for weights of this dtype, on this processor."""
     known = _MOST_ROWS.get(available.lanes())
     return _UNMEASURED if known is None else known[dtype]
 
 
 def few_rows(x: Array, weights: Array, summed: int) -> Array:
-    """x @ weights, in a program for one CPU.
+    """Computes x @ weights, in a program for one CPU.
 
     Args:
       x: [M, K], M at most `most_rows`; of int8 for int8 weights, else of any dtype.

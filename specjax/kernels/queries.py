@@ -1,4 +1,4 @@
-"""Attention of few tokens."""
+"""Computes attention of few tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jax import Array
 from specjax.kernels import available
 
 MOST_TOKENS = 16
-"""More tokens are bound by computation, where XLA's products are faster."""
+"""The most tokens of a kernel: more are bound by computation, where XLA's products are faster."""
 
 _DTYPES = ("float32", "bfloat16")
 _LARGEST = 512  # the loops over the numbers of a head are partly written out
 
 
 def takes_attention(query: Array, keys: Array, softcap: float | None) -> bool:
-    """Whether `few_queries` computes the attention of these queries."""
+    """Returns whether `few_queries` computes the attention of these queries."""
     _, width, heads, dim = query.shape
     return (
         0 < width <= MOST_TOKENS
@@ -32,12 +32,12 @@ def takes_attention(query: Array, keys: Array, softcap: float | None) -> bool:
 def few_queries(
     query: Array, keys: Array, values: Array, visible: Array, scale: float, softcap: float | None
 ) -> Array:
-    """Softmax attention in a program for one CPU.
+    """Computes softmax attention in a program for one CPU.
 
     Args:
       query: [B, N, H, D] of any dtype, N at most `MOST_TOKENS`.
       keys, values: [B, K, S, D], both float32 or both bfloat16; H is a multiple of K.
-      visible: [B or 1, N, S] bool.  Slots that a token does not see may hold anything.
+      visible: [B or 1, N, S] bool.  Slots that a token does not see may have any contents.
       scale: of the scores.
       softcap: c of the scores c tanh(x / c), or None.
 

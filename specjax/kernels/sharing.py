@@ -1,11 +1,11 @@
-"""A handler that XLA calls, which shares the parts of a work among XLA's own threads.
+"""A handler that XLA calls, which shares the parts of a work between XLA's own threads.
 
 XLA calls it with the address of a frame, whose layout is the C interface of XLA's foreign functions
 (`XLA_FFI_CallFrame` in jaxlib's `include/xla/ffi/api/c_api.h`).  Within a major version of that
 interface, fields are only added at the end of its structures.
 
 The caller makes a job and schedules a task for each other thread.  All of them take the next part
-until none is left, so a thread that is busy elsewhere delays nobody: the others take its parts.
+until none is left, so a thread that is busy elsewhere delays no other: the others take its parts.
 The last one to leave frees the job.
 """
 
@@ -30,18 +30,18 @@ _PARTS, _NEXT, _DONE, _USERS, _COUNTERS = 0, 1, 2, 3, 4
 """The first words of a job; the addresses of its buffers and the sizes follow."""
 
 _WORTH = 2**16
-"""Products of two numbers that are worth a thread of their own."""
+"""The multiplications for which a further thread pays."""
 
 _SPINS = 4096
-"""Looks at whether the others are done, before each of which a thread lets others run."""
+"""Checks of whether the other threads are done, before each of which a thread lets others run."""
 
 
 class Work(Protocol):
-    """What a kernel does, in parts that threads do in any order.
+    """The work of a kernel, in parts that threads do in any order.
 
     Attributes:
       name: of its functions.
-      buffers: how many XLA passes: the arguments, and a single result.
+      buffers: the number that XLA passes: the arguments, and a single result.
       sizes: (buffer, axis) of each size that the work depends on.
     """
 
@@ -55,15 +55,15 @@ class Work(Protocol):
     def sizes(self) -> Sequence[tuple[int, int]]: ...
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
-        """How many products of two numbers there are."""
+        """Returns the number of multiplications."""
         ...
 
     def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
-        """The number of parts for so many threads, if the products are worth `worth` of them."""
+        """Returns the number of parts for some threads, if `worth` products pay for each."""
         ...
 
     def function(self, module: ir.Module) -> ir.Function:
-        """void f(buffers..., part, parts, sizes...), which does one part."""
+        """Builds void f(buffers..., part, parts, sizes...), which does one part."""
         ...
 
 
@@ -75,11 +75,11 @@ class _Handler(Emitter):
         return self.b.inttoptr(self.b.add(base, word(offset)), kind.as_pointer())
 
     def count(self, job: Value, index: int, by: int) -> Value:
-        """Add to a word of a job that other threads change, and return what was there before."""
+        """Adds to a word of a job that other threads change, and returns its value before."""
         return self.b.atomic_rmw("add", self.address(job, 8 * index), word(by), "acq_rel")
 
     def ask(self, api: Value, function: int, *fields: Value) -> Value:
-        """Call a function of XLA with a structure on the stack; 0 means that it succeeded."""
+        """Calls a function of XLA with a structure on the stack; 0 means that it succeeded."""
         words = [word(8 * (2 + len(fields))), word(0), *fields]
         place = self.b.alloca(WORD, word(len(words)))
         base = self.b.ptrtoint(place, WORD)
@@ -89,7 +89,7 @@ class _Handler(Emitter):
         return self.b.call(self.b.inttoptr(self.field(api, function), kind), [base])
 
     def whenever(self, condition: Value) -> ir.Block:
-        """A new block where instructions go on if the condition holds; returns the other one."""
+        """Starts a block where instructions go on if the condition holds; returns the other one."""
         then, otherwise = self.b.append_basic_block(), self.b.append_basic_block()
         self.b.cbranch(condition, then, otherwise)
         self.b.position_at_end(then)
@@ -97,7 +97,7 @@ class _Handler(Emitter):
 
 
 def handler(module: ir.Module, work: Work, name: str) -> None:
-    """Define XLA_FFI_Error* name(XLA_FFI_CallFrame*)."""
+    """Defines XLA_FFI_Error* name(XLA_FFI_CallFrame*)."""
     share = _share(module, work)
     task = _task(module, work, share)
     emit = _Handler(ir.Function(module, ir.FunctionType(WORD, [WORD]), name))
@@ -145,7 +145,7 @@ def handler(module: ir.Module, work: Work, name: str) -> None:
 
 
 def _share(module: ir.Module, work: Work) -> ir.Function:
-    """void f(job): do parts until none is left."""
+    """Builds void f(job), which does parts until none is left."""
     does = work.function(module)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [WORD]), f"{work.name}_share")
     function.linkage = "internal"
@@ -172,7 +172,7 @@ def _share(module: ir.Module, work: Work) -> ir.Function:
 
 
 def _task(module: ir.Module, work: Work, share: ir.Function) -> ir.Function:
-    """void f(void* job), which a thread of XLA runs."""
+    """Builds void f(void* job), which a thread of XLA runs."""
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [WORD]), f"{work.name}_task")
     function.linkage = "internal"
     emit, job = _Handler(function), function.args[0]

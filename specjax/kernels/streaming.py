@@ -8,11 +8,11 @@ from specjax.kernels.emitting import FLOAT, Emitter, Value, word
 from specjax.kernels.forms import Machine, Operands
 
 FEW = 2
-"""Rows of float32 activations up to which reading the matrix takes longer than multiplying."""
+"""The most rows of float32 for which reading the matrix takes longer than multiplying."""
 
 
 def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
-    """Up to `FEW` rows of x, for which most of the time goes into reading the matrix.
+    """Multiplies up to `FEW` rows of x, for which most of the time goes into reading the matrix.
 
     Memory is fastest when neighbouring columns are read one after the other.  So all columns of a
     few rows of the matrix pass at once, and the sums are read and written again each time.
@@ -22,7 +22,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
     depth = 8 if machine.registers >= 32 else 4
 
     def add(k: Value, deep: int, m: Value, many: int) -> None:
-        """Rows [k, k + deep) of the matrix, into the sums of `many` rows of x."""
+        """Adds rows [k, k + deep) of the matrix to the sums of `many` rows of x."""
         weights = [b.gep(of.w, [b.mul(b.add(k, word(i)), of.stride)]) for i in range(deep)]
         mine = [b.add(m, word(i)) for i in range(many)]
         sums = [b.gep(of.y, [b.mul(i, of.count)]) for i in mine]

@@ -1,4 +1,4 @@
-"""Measurements: contestants take turns, disturbed samples are dropped, figures have intervals."""
+"""Measurements: candidates alternate, disturbed samples are dropped, figures have intervals."""
 
 from specjax.measure.acceptance import PromptCounts, alpha_and_tau
 from specjax.measure.intervals import Interval, interval, show

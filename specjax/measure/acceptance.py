@@ -23,20 +23,20 @@ class PromptCounts:
 
     @classmethod
     def from_summaries(cls, summaries: Iterable[Summary]) -> Self:
-        """The counts from the summaries of calls with one prompt each."""
+        """Returns the counts from the summaries of calls with one prompt each."""
         rows = [(s.target_passes, s.tokens, s.tested, s.accepted) for s in summaries]
         return cls(*np.array(rows).reshape(-1, 4).T)
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """The prompts of all parts, one after the other."""
+        """Returns the prompts of all parts, one after the other."""
         names = [field.name for field in dataclasses.fields(cls)]
         columns = ([getattr(part, name) for part in parts] for name in names)
         return cls(*map(np.concatenate, columns))
 
 
 def alpha_and_tau(counts: PromptCounts) -> dict[str, Interval | None]:
-    """`alpha` and `tau` as (value, low, high); alpha is None if no draft was judged."""
+    """Returns `alpha` and `tau` as (value, low, high); alpha is None if no draft was judged."""
     return {
         "alpha": interval(counts.accepted, counts.tested),
         "tau": interval(counts.emitted, counts.passes),

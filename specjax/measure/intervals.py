@@ -1,4 +1,4 @@
-"""95 % intervals from a bootstrap over prompts."""
+"""Computes 95 % intervals from a bootstrap over prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RESAMPLES = 2000
 
 
 def interval(above: Array | ArrayLike, below: Array | ArrayLike, seed: int = 0) -> Interval | None:
-    """sum(above) / sum(below) over prompts with its 95 % interval; None if sum(below) is 0.
+    """Returns sum(above) / sum(below) over prompts with its 95 % interval, or None without any.
 
     The bootstrap draws prompts with replacement (Efron and Tibshirani 1993, chapter 13).  It does
     not draw tokens, because tokens of one prompt are not independent.  For a speed, `below` holds
@@ -36,7 +36,7 @@ def interval(above: Array | ArrayLike, below: Array | ArrayLike, seed: int = 0) 
 
 
 def show(value: Sequence[float] | None, form: str) -> str:
-    """A cell of a table: the value and, if they differ when printed, the ends of its interval."""
+    """Returns a cell of a table: the value and, if they differ, the ends of its interval."""
     if value is None:
         return ""
     middle, *ends = (format(x, form) for x in value)

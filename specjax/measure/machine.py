@@ -1,4 +1,4 @@
-"""The machine and the versions that a report was measured with, for the head of the report."""
+"""Describes the machine and the versions of a measurement, for the head of the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 
 
 def describe() -> dict[str, str | int | None]:
-    """Device, processor, cores, versions and date."""
+    """Returns device, processor, cores, versions and date."""
     cpu = pathlib.Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""`Meter`: the load that processes other than this one and its children put on the cores."""
+"""`Meter`: measures the load of processes other than this one and its children."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 
 
 class Meter:
-    """Measures the load of other processes since it was made; children work for this one."""
+    """Measures the load of other processes since its creation; children count as this process."""
 
     def __init__(self) -> None:
         self._start = self._read()
 
     def busy(self) -> float:
-        """The share of all cores that other processes used; 0 if the system does not report it."""
+        """Returns the share of all cores that other processes used; 0 if it is not known."""
         wall, own, everyone = (b - a for a, b in zip(self._start, self._read(), strict=True))
         # Below 20 ms the kernel's clock ticks are too coarse to tell.
         return max(0.0, everyone - own) / (wall * (os.cpu_count() or 1)) if wall > 0.02 else 0.0
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        """Seconds of wall time, of this process with its children, and of all on all cores."""
+        """Reads the seconds of wall time, of this process with its children, and of all cores."""
         everyone = 0.0
         stat = pathlib.Path("/proc/stat")
         if stat.exists():
@@ -32,7 +32,7 @@ class Meter:
 
 
 def _of_children() -> float:
-    """Seconds of the living children; 0 where the system lists no processes."""
+    """Returns the seconds of the living children; 0 where the system lists no processes."""
     seconds = 0.0
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Contestants take turns, so that a drift of the machine's speed affects all of them alike."""
+"""Measures candidates in turns, so that a drift of the machine's speed affects all alike."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from specjax.measure.meter import Meter
 from specjax.parallel import leader
 
 _BUSY = 0.1
-"""A sample is dropped if other processes used a larger share of the cores than this."""
+"""The largest share of the cores that other processes may use; else a sample is dropped."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Seconds of one call."""
+    """The seconds of one call."""
 
     seconds: float
     compile_seconds: float = 0.0  # not part of `seconds`
@@ -35,14 +35,14 @@ class Sample:
 
 
 class Timed(abc.ABC):
-    """A contestant and its measurements.
+    """A candidate and its measurements.
 
     Attributes:
       name: for messages.
       first: seconds of the slowest first call of an item; first calls compile.
       seconds: the undisturbed samples, a list for each item.
       prefill: the part of `seconds` before decoding began; empty lists if this is unknown.
-      dropped: how many samples were disturbed by other processes.
+      dropped: the number of samples that other processes disturbed.
     """
 
     def __init__(self, name: str, items: int) -> None:
@@ -54,16 +54,16 @@ class Timed(abc.ABC):
 
     @abc.abstractmethod
     def run(self, item: int) -> Sample:
-        """Work on an item, such as a prompt or a batch, until the work is finished."""
+        """Works on an item, such as a prompt or a batch, until the work is finished."""
 
     def run_first(self) -> None:
-        """Run every item once, so that everything is compiled."""
+        """Runs every item once, so that everything is compiled."""
         for item in range(len(self.seconds)):
             sample = self.run(item)
             self.first = max(self.first, sample.compile_seconds + sample.seconds)
 
     def measure(self, item: int) -> None:
-        """Run an item, and record the sample unless other processes disturbed it."""
+        """Runs an item, and records the sample unless other processes disturbed it."""
         meter = Meter()
         sample = self.run(item)
         if meter.busy() > _BUSY:
@@ -75,12 +75,12 @@ class Timed(abc.ABC):
 
     @property
     def median(self) -> float | None:
-        """Median seconds, summed over all items; None if an item has no undisturbed sample."""
+        """Returns median seconds, summed over all items; None if an item has no good sample."""
         return self._total(statistics.median)
 
     @property
     def decoding(self) -> float | None:
-        """`median` without the prefill; None if the prefill is not known for every item."""
+        """Returns `median` without the prefill; None if the prefill is not known for every item."""
         median = self.median
         if median is None or not all(self.prefill):
             return None
@@ -88,7 +88,7 @@ class Timed(abc.ABC):
 
     @property
     def spread(self) -> float | None:
-        """(longest - shortest) / median."""
+        """Returns (longest - shortest) / median."""
         high, low, middle = self._total(max), self._total(min), self.median
         return (high - low) / middle if high is not None and low is not None and middle else None
 
@@ -102,16 +102,16 @@ TimedT = TypeVar("TimedT", bound=Timed)
 def first_calls(
     contestants: Sequence[TimedT], until: float = math.inf, forgive: bool = False
 ) -> tuple[list[TimedT], list[str]]:
-    """Run every item of each contestant once, so that everything is compiled.
+    """Runs every item of each candidate once, so that everything is compiled.
 
     Args:
       contestants: they run in this order; the others are compared with the first one.
       until: a time of `time.perf_counter`.  First calls may take two thirds of the time until then;
-        contestants whose turn comes later are left out.
-      forgive: leave out a contestant that fails, unless it is the first one, and go on.
+        candidates whose turn comes later are left out.
+      forgive: leave out a candidate that fails, unless it is the first one, and go on.
 
     Returns:
-      The contestants that ran, and for each one left out a line that says why.
+      The candidates that ran, and for each one left out a line with the reason.
     """
     # Contestants take turns: if their programs were dropped, each turn would compile again.
     keep_programs(None)
@@ -137,7 +137,7 @@ def first_calls(
 
 
 def take_turns(contestants: Sequence[Timed], rounds: int, until: float = math.inf) -> None:
-    """In every round, run every item with each contestant in turn.
+    """Runs every item with each candidate in turn, in every round.
 
     After `until`, a time of `time.perf_counter`, no further round begins.  One round always runs.
     """
@@ -150,7 +150,7 @@ def take_turns(contestants: Sequence[Timed], rounds: int, until: float = math.in
 
 
 def medians(samples: Sequence[Sequence[float]]) -> np.ndarray:
-    """The median of each item's samples.
+    """Returns the median of each item's samples.
 
     Raises:
       ValueError: an item has no sample, because other processes disturbed all of them.
@@ -165,7 +165,7 @@ def medians(samples: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def median_seconds(call: Callable[[], object], rounds: int) -> float:
-    """Median seconds of a call, measured after a first call that compiles."""
+    """Returns the median seconds of a call, measured after a first call that compiles."""
     jax.block_until_ready(call())
     samples = []
     for _ in range(rounds):
@@ -176,5 +176,5 @@ def median_seconds(call: Callable[[], object], rounds: int) -> float:
 
 
 def _quiet() -> bool | None:
-    """`disable` for tqdm: None shows bars on a terminal only; only the first process shows any."""
+    """Returns `disable` for tqdm: only the first process shows bars, at a terminal."""
     return None if leader() else True

@@ -1,4 +1,4 @@
-"""Methods: a folder for each way to draft, with its network, source, files and learner."""
+"""Methods of drafting: one folder for each, with its network, source, files and learner."""
 
 from specjax.methods.block import (
     BlockDraft,

@@ -19,12 +19,13 @@ None means plain decoding of that prompt."""
 MakeArrays = Callable[[LanguageModel], Arrays]
 """Makes `Params.proposer` from the target, after the target's parameters were put onto devices.
 
-It may compile, so it is called after all checks."""
+It may compile, so it is called after all checks.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drafter:
-    """What loaders of drafters return, and `generate(drafter=...)` takes."""
+    """A proposer with its weights, which loaders return and `generate(drafter=...)` takes."""
 
     proposer: Proposer
     params: Arrays = None  # the proposer's
@@ -37,18 +38,18 @@ class Drafter:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether each row can choose an adapter."""
+        """True if each row can choose an adapter."""
         return False
 
     def check(self, target: LanguageModel) -> None:
-        """Raises ValueError if it was made for another target.  The default accepts any target."""
+        """Raises ValueError if the drafter was made for another target; the default accepts any."""
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> Drafter:
-        """This drafter with its drafts in another shape: `shaped(StaticTree, branching=(3, 2))`.
+        """Returns this drafter with another shape: `shaped(StaticTree, branching=(3, 2))`.
 
         Raises:
-          ValueError: it has no source that a shape could arrange, the shape does not take this
-            source, or the source does not allow the numbers.
+          ValueError: the drafter has no source that a shape could arrange, the shape does not take
+            this source, or the source does not allow the numbers.
         """
         del shape, numbers
         raise ValueError(
@@ -56,10 +57,11 @@ class Drafter:
         )
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        """The function that makes `Params.proposer` for `rows` prompts.
+        """Returns the function that makes `Params.proposer` for `rows` prompts.
 
         Raises:
-          ValueError: another target than it was made for, or an adapter that it does not have.
+          ValueError: another target than the drafter was made for, or an adapter that it does not
+            have.
         """
         del rows
         refuse_adapter(adapter)
@@ -67,7 +69,7 @@ class Drafter:
         return lambda laid: self.params
 
     def arrays(self, target: LanguageModel, rows: int = 1, adapter: Adapter = None) -> Arrays:
-        """`Params.proposer` for `rows` prompts, on the target's mesh.
+        """Returns `Params.proposer` for `rows` prompts, on the target's mesh.
 
         Raises:
           ValueError: as `for_rows`.
@@ -85,7 +87,7 @@ def refuse_adapter(adapter: Adapter) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundDrafter(Drafter):
-    """A proposer whose parameters are those of the target, of a draft model, or none."""
+    """A proposer whose parameters are those of the target or of a draft model, or that has none."""
 
     draft: LanguageModel | None = None  # the draft model; with `make_draft` only for the checks
     # Makes the draft model whose weights are used; it gets the target.
@@ -134,10 +136,14 @@ class EitherDrafter(Drafter):
 
 
 def first_of(first: Drafter | Proposer, second: Drafter | Proposer) -> Drafter:
-    """`FirstOf` with weights: for each row `first` if it has a draft, else `second`.
+    """Combines two drafters: each row takes the drafts of `first` if it has any, else of `second`.
 
     Raises:
-      ValueError: proposers of different depths, or one that can only be used alone.
+      ValueError: proposers of different depths, or one that cannot be combined with others.
+
+    Example:
+      >>> draft_model = specjax.make_drafter(target, draft, num_drafts=4)
+      >>> specjax.generate(target, prompt, drafter=first_of(specjax.NGram(4), draft_model))
     """
     parts = tuple(
         part if isinstance(part, Drafter) else BoundDrafter(part) for part in (first, second)

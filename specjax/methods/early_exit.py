@@ -1,4 +1,4 @@
-"""`EarlyExitSource`: the first layers of the target, with the target's own head."""
+"""`EarlyExitSource`: drafts with the first layers of the target and the target's own head."""
 
 from __future__ import annotations
 
@@ -101,5 +101,10 @@ class EarlyExitSource(Source):
 def EarlyExit(
     target: Model, exit_layer: int, num_drafts: int = 4, confidence_threshold: float = 0.0
 ) -> Chain:
-    """A chain from the target's first layers: `Chain(EarlyExitSource(target, exit_layer), ...)`."""
+    """Drafts with the target's first layers: `Chain(EarlyExitSource(target, exit_layer), ...)`.
+
+    Example:
+      >>> proposer = EarlyExit(target.model, exit_layer=4, num_drafts=4)
+      >>> specjax.generate(target, prompt, proposer=proposer)
+    """
     return Chain(EarlyExitSource(target, exit_layer), num_drafts, confidence_threshold)

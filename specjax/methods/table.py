@@ -1,6 +1,6 @@
-"""The tables of methods: of published drafters, of those that can be trained, and of proposers.
+"""The tables of methods: of published drafters, of trainable ones, and of proposers.
 
-A new method is a folder beside this file, and one line in `METHODS`.
+A new method is a folder next to this file, and one line in `METHODS`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ METHODS: dict[str, Method] = {
     "eagle3": Method(EAGLE3, f"{_HERE}.eagle3.learner:plan_eagle3", 3),
     "peagle": Method(PEAGLE, f"{_HERE}.peagle.learner:plan_peagle", 3),
 }
-"""Name -> method.  The first whose format matches a folder reads it."""
+"""The method of each name; the first whose format matches a folder reads it."""
 
 FORMATS: dict[str, Format] = {name: method.format for name, method in METHODS.items()}
-"""Name -> format of the methods of this library."""
+"""The format of each method of this library, by name."""
 
 PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "none": NoProposer,

@@ -40,7 +40,7 @@ def from_function(
     init_cache: Callable[[int, int], Cache] | None = None,
     reads_trees: bool = True,
 ) -> Model:
-    """A pure function as a model.
+    """Makes a model from a pure function.
 
     For an Equinox model, split it into arrays and structure:
 
@@ -87,23 +87,29 @@ def from_function(
 
 
 def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
-    """A `flax.linen` module as a model; its params are what `module.init` returns.
+    """Makes a model from a `flax.linen` module; its params are the result of `module.init`.
 
     Args:
       module: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.
         Equal modules make equal models.
       **settings: as in `from_function`.
+
+    Example:
+      >>> model = from_linen(module, vocab_size=256, max_positions=1024)
     """
     return from_function(_Linen(module), **settings)
 
 
 def from_nnx(model: nnx.Module, **settings: Unpack[_Settings]) -> tuple[Model, Arrays]:
-    """A `flax.nnx` model in its inference mode (`model.eval()`), as a `Model` and its params.
+    """Makes a `Model` and its params from a `flax.nnx` model in inference mode (`model.eval()`).
 
     Args:
       model: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.
         Changes that a call makes to the model itself are discarded.
       **settings: as in `from_function`.
+
+    Example:
+      >>> model, params = from_nnx(module, vocab_size=256, max_positions=1024)
     """
     # Imported only here, because several releases of JAX have broken this import.
     from flax import nnx

@@ -15,9 +15,9 @@ from specjax.models.products import float32_dot_general
 
 _CAUSAL_BLOCK = 64
 BLOCK_SLOTS = 512
-"""Slots of a cache that are read at a time, where a pass reads its filled part only."""
+"""Slots of a cache that a pass reads at a time, where it reads only the filled slots."""
 
-_WIDE = 64  # passes of at least so many tokens read the slots in blocks on every platform
+_WIDE = 64  # passes of at least this many tokens read the slots in blocks on every platform
 _NARROW = {"cpu": (1024, 256), "tpu": (2048, BLOCK_SLOTS)}
 """Platform -> the fewest slots that any pass reads in blocks there, and the slots of a block.
 
@@ -28,7 +28,7 @@ takes up to twice as long as without blocks if all slots are filled, but a seven
 
 
 _Mixing = Callable[[Array, Array, Array, Array], Array]
-"""From queries [B, K, R, D], keys, values and `visible` to [B, K, R, D] in float32."""
+"""Maps queries [B, K, R, D], keys, values and `visible` to [B, K, R, D] in float32."""
 
 
 def attend(
@@ -39,7 +39,7 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Array:
-    """Softmax attention with an explicit mask.
+    """Computes softmax attention with an explicit mask.
 
     Args:
       query: [B, N, H, D]; H is a multiple of K.
@@ -77,7 +77,7 @@ def cpu_attend(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Array:
-    """`attend`, for arrays that lie on one device, with `specjax.kernels` for few tokens.
+    """Computes `attend` for arrays on one device, with `specjax.kernels` for few tokens.
 
     On a mesh XLA would gather the cache, so models on several devices take `attend`.
     """
@@ -104,7 +104,7 @@ def _(
 
 
 def _by_group(mix: _Mixing, query: Array, keys: Array, values: Array, visible: Array) -> Array:
-    """`mix` for the query heads of each key head side by side; the shapes are those of `attend`."""
+    """Runs `mix` with the query heads grouped by key head; the shapes are those of `attend`."""
     batch, width, heads, dim = query.shape
     key_heads, groups = keys.shape[1], heads // keys.shape[1]
     grouped = query.reshape(batch, width, key_heads, groups, dim).transpose(0, 2, 3, 1, 4)
@@ -116,7 +116,7 @@ def _by_group(mix: _Mixing, query: Array, keys: Array, values: Array, visible: A
 def _whole(
     scale: float, softcap: float | None, grouped: Array, keys: Array, values: Array, visible: Array
 ) -> Array:
-    """Attention over all slots at once."""
+    """Attends to all slots at once."""
     scores = _scores(grouped, keys, visible, scale, softcap)
     return _mix(jax.nn.softmax(scores, axis=-1), values)
 
@@ -124,7 +124,7 @@ def _whole(
 def _scores(
     grouped: Array, keys: Array, visible: Array, scale: float, softcap: float | None
 ) -> Array:
-    """[B, K, R, S] float32 for queries [B, K, R, D]; R is (query heads per key head) times N."""
+    """Returns [B, K, R, S] float32 for queries [B, K, R, D]; R is (heads per key head) times N."""
     slots = keys.shape[2]
     scores = float32_dot_general(grouped, keys, (((3,), (3,)), ((0, 1), (0, 1)))) * scale
     if softcap is not None:
@@ -137,7 +137,7 @@ def _scores(
 
 
 def _mix(weights: Array, values: Array) -> Array:
-    """[B, K, R, S] by [B, K, S, D], in float32."""
+    """Multiplies [B, K, R, S] by [B, K, S, D], in float32."""
     weights = weights.astype(values.dtype)
     return float32_dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))
 
@@ -152,7 +152,7 @@ def _in_blocks(
     values: Array,
     visible: Array,
 ) -> Array:
-    """`_whole` over `size` slots at a time, with an online softmax.
+    """Computes `_whole` over `size` slots at a time, with an online softmax.
 
     It covers the slots from the first to the last one that any token attends to.  So a chunk of a
     long prompt skips the slots that are still empty, and only the scores of one block are in
@@ -226,7 +226,7 @@ def causal_attend(
     softcap: float | None = None,
     window: int | None = None,
 ) -> Array:
-    """`attend` where token n attends to tokens 0 ... n, or only to the last `window` of them.
+    """Computes `attend` where token n attends to tokens 0 ... n, or to the last `window` of them.
 
     It takes one block of queries at a time, with only those keys that one of them attends to.  That
     skips nearly half of the scores of a long text and keeps the rest in a CPU's cache (a training

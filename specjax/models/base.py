@@ -17,7 +17,7 @@ from specjax.contract import Cache, Model
 from specjax.types import Arrays, ModelOutput
 
 PRECISIONS = ("default", "high", "highest")
-"""Of products of float32 matrices.
+"""The precisions of products of float32 matrices.
 
 On a TPU these are 1, 3 and 6 passes of bfloat16, and on a GPU TensorFloat-32 or float32.  A CPU
 computes in float32 anyway.  Products of bfloat16 matrices are the same with each.
@@ -48,7 +48,7 @@ class LinenModel(Model):
         )
 
     def init(self, key: Array) -> Arrays:
-        """Random parameters: a plain dict of arrays, without partitioning metadata."""
+        """Returns random parameters: a plain dict of arrays, without partitioning metadata."""
         return _init(self.module, key)
 
     def init_cache(self, batch: int, size: int) -> Cache:

@@ -15,7 +15,7 @@ _ROWS, _TOKENS = 2, 8
 
 
 def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
-    """Read a few random tokens in one pass, in several passes, and as a tree; compare the logits.
+    """Reads a few random tokens in one pass, in several, and as a tree; compares the logits.
 
     Args:
       model: for example from `from_function`.
@@ -24,7 +24,12 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
         needs 1e-3 at most.
 
     Raises:
-      ValueError: which rule of the contract is broken, by how much, and where to look.
+      ValueError: naming the broken rule of the contract, by how much it is broken, and where to
+        look.
+
+    Example:
+      >>> model = from_function(read, vocab_size=256, max_positions=1024)
+      >>> check_model(model, params)
     """
     if min(model.max_positions, model.vocab_size) < _TOKENS:
         raise ValueError(

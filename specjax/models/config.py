@@ -9,7 +9,7 @@ from specjax._internal.checks import number, shown, whole
 from specjax.models.rope import Rope
 
 NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel")
-"""Where a layer normalises around its two branches f (attention, then MLP):
+"""The orders of the norm and the two branches f of a layer (attention, then MLP):
 
 pre       x + f(norm(x))
 post      x + norm(f(x))
@@ -32,8 +32,9 @@ MOST = {
     "experts_per_token": 2**14,
     "expert_size": 2**24,
 }
-"""The greatest sizes.  They are far beyond published models, and small enough that a damaged file
-cannot make this library build a list for each of 10^7 experts before it reads the weights."""
+"""The greatest sizes.  They far exceed those of published models, and keep a damaged file from
+making this library build a list for each of 10^7 experts before it reads the weights.
+"""
 
 _GREATEST = 3.4e38  # of float32
 _CHOICES = {
@@ -45,14 +46,14 @@ _CHOICES = {
 _FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "gated", "mlp_bias",
           "normalise_experts")  # fmt: skip
 _NUMBERS = {"embedding_scale": 0.0, "norm_offset": None, "norm_eps": 0.0, "init_scale": 0.0}
-"""Numbers, and the least value of each."""
+"""Fields that are numbers, and the least value of each."""
 
 _POSITIVE = ("logit_softcap", "query_scale", "attention_softcap")  # or None
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Hashable, so that it can be a static argument of `jax.jit`.
+    """The configuration of a transformer: hashable, to be a static argument of `jax.jit`.
 
     A setting that differs between layers is a tuple with one entry for each layer; an empty tuple
     means that all layers are alike.
@@ -104,7 +105,7 @@ class TransformerConfig:
     family: str = "llama"  # a row of models.FAMILIES
 
     def __post_init__(self) -> None:
-        """Raises ValueError with the field, its value and what it must be."""
+        """Raises ValueError with the field, its value and the allowed values."""
         self._check_sizes()
         self._check_kinds()
         if self.num_heads % self.num_kv_heads:
@@ -190,7 +191,7 @@ class TransformerConfig:
             raise ValueError(f"family={shown(self.family)}; it must be a name, such as 'llama'")
 
     def keep(self, layers: Sequence[int]) -> TransformerConfig:
-        """The configuration of these layers alone, in this order."""
+        """Returns the configuration of only these layers, in this order."""
         own = {
             name: tuple(entries[i] for i in layers) if (entries := getattr(self, name)) else ()
             for name in ("ropes", "windows", "sparse")
@@ -202,21 +203,21 @@ class TransformerConfig:
         return dataclasses.replace(self, num_layers=len(layers), **own)
 
     def truncated(self, num_layers: int) -> TransformerConfig:
-        """The configuration of the first `num_layers` layers alone."""
+        """Returns the configuration of only the first `num_layers` layers."""
         return self.keep(range(num_layers))
 
     @property
     def least_tensors(self) -> int:
-        """The files of this model hold at least so many tensors: one a layer, three an expert."""
+        """Returns a lower bound of the tensors in the files: one a layer, and three an expert."""
         sparse = sum(self.is_sparse(i) for i in range(self.num_layers))
         return self.num_layers + 3 * sparse * self.num_experts
 
     def rope_of(self, layer: int) -> Rope | None:
-        """The rotary embedding of a layer, counted from 0; None if the layer has none."""
+        """Returns the rotary embedding of a layer, counted from 0; None if the layer has none."""
         return self.ropes[layer] if self.ropes else self.rope
 
     def window_of(self, layer: int) -> int | None:
-        """How many tokens a layer attends to, itself included; None if to all."""
+        """Returns the number of tokens that a layer attends to, itself included; None if to all."""
         return self.windows[layer] if self.windows else None
 
     def is_sparse(self, layer: int) -> bool:

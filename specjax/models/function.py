@@ -1,4 +1,4 @@
-"""Functions as models: without a cache, every pass reads the whole text again; or with a cache.
+"""Functions as models: with a cache, or without one, where every pass reads the whole text.
 
 Without a cache the function takes `(params, tokens [B, T])` and returns logits [B, T, V]; it must
 be causal.  With a cache it is a pass of `contract.Model`:
@@ -53,7 +53,7 @@ class TextCache(Cache):
 
 @dataclasses.dataclass(frozen=True)
 class RereadingModel(Model):
-    """Exact but slow: each pass reads the whole buffer again."""
+    """A model without a cache, exact but slow: each pass reads the whole buffer again."""
 
     function: Callable[..., Arrays]  # (params, tokens [B, T]) -> logits, or (logits, hidden)
     vocab_size: int
@@ -76,7 +76,7 @@ class RereadingModel(Model):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """As `contract.Model.apply`.  `positions` is not used: a token's slot is its position."""
+        """Runs one pass as `contract.Model.apply`, but does not use `positions`."""
         refuse_taps(taps)
         if mask is not None:
             raise ValueError(
@@ -103,7 +103,7 @@ class RereadingModel(Model):
 
 @dataclasses.dataclass(frozen=True)
 class CachedModel(Model):
-    """Full speed: each pass reads only the new tokens.
+    """A model with a cache, at full speed: each pass reads only the new tokens.
 
     It reads trees if its cache commits paths and the function applies the mask (`reads_trees`).
     """
@@ -130,7 +130,7 @@ class CachedModel(Model):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """As `contract.Model.apply`."""
+        """Runs one pass as `contract.Model.apply`."""
         refuse_taps(taps)
         memory = self.init_cache(*tokens.shape) if cache is None else cache
         # Padding may lie after the last position.  No token attends to it, but a NaN that an
@@ -167,7 +167,7 @@ def _check(model: RereadingModel | CachedModel) -> None:
 
 
 def _describe(out: Arrays) -> str:
-    """What a function returned, for a message."""
+    """Describes the result of a function, for a message."""
     if isinstance(out, tuple):
         return f"({', '.join(map(_describe, out))})"
     return f"an array {list(out.shape)}" if hasattr(out, "shape") else f"a {type(out).__name__}"
@@ -180,7 +180,7 @@ def _output(
     hidden: list[Array],
     cache: Cache | None,
 ) -> ModelOutput:
-    """The checked output.  Before the check, `logits` is whatever the function returned."""
+    """Returns the checked output.  Before the check, `logits` may be any value."""
     wanted = (*tokens.shape, model.vocab_size)
     if getattr(logits, "shape", None) != wanted or len(hidden) > 1:
         raise ValueError(

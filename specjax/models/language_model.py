@@ -18,7 +18,7 @@ OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_p
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """A model with its weights and its tokenizer: what `load` returns and `save` writes."""
+    """A model with its weights and its tokenizer, which `load` returns and `save` writes."""
 
     model: Any  # a contract.Model; from `load` it is a LinenModel
     params: Any
@@ -31,7 +31,7 @@ class LanguageModel:
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """One line; a dataclass would print every weight."""
+        """Returns one line; a dataclass would print every weight."""
         types = sorted({leaf.dtype.name for leaf in jax.tree.leaves(self.params)})
         words = "no tokenizer" if self.tokenizer is None else "with a tokenizer"
         return (
@@ -42,14 +42,14 @@ class LanguageModel:
 
     @property
     def num_params(self) -> int:
-        """Parameters of the model; the copy of a tied embedding counts once."""
+        """The number of parameters; the copy of a tied embedding counts once."""
         module = self.model.module if isinstance(self.model, LinenModel) else None
         is_twice = isinstance(module, Transformer) and module.separate_head
         twice = self.params["embedding"].size if is_twice else 0
         return sum(leaf.size for leaf in jax.tree.leaves(self.params)) - twice
 
     def settings(self, **chosen: Any) -> dict[str, Any]:
-        """Sampling settings: those in `chosen` that are not None, else `defaults`, else `OFF`."""
+        """Returns sampling settings: each from `chosen`, `defaults` or `OFF`, in this order."""
         return {
             **OFF,
             **self.defaults,

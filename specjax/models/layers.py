@@ -1,4 +1,4 @@
-"""The parts of a layer: a linear map, a norm, an MLP, and a mixture of expert MLPs."""
+"""The modules of a layer: a linear map, a norm, an MLP, and a mixture of expert MLPs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def named_param(
     module: nn.Module, name: str, init: Initializer, axes: tuple[str, ...], shape: tuple[int, ...]
 ) -> Array:
-    """A parameter of `module` whose axes have names, for `parallel.sharding`."""
+    """Makes a parameter of `module` whose axes have names, for `parallel.sharding`."""
     boxed = nn.with_logical_partitioning(init, axes)
     return cast(Array, module.param(name, boxed, shape))  # Linen unboxes it
 
 
 class Dense(nn.Module):
-    """y = x W (+ b), with W stored as `kernel` [in, out], or `transposed` as `weight` [out, in]."""
+    """A linear map y = x W (+ b): `kernel` [in, out], or `transposed` `weight` [out, in]."""
 
     features: int
     axes: tuple[str, str]
@@ -57,7 +57,7 @@ class Dense(nn.Module):
 
 @jax.custom_jvp
 def look_up(table: Array, ids: Array) -> Array:
-    """The rows `ids` [...] of a table [V, E], as [..., E].
+    """Returns the rows `ids` [...] of a table [V, E], as [..., E].
 
     For a gather from a bfloat16 table XLA:CPU first converts the whole table to float32.  It does
     not convert integers, so there the table is viewed as uint16.
@@ -83,7 +83,7 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
 
 
 class Norm(nn.Module):
-    """x / rms(x) * w, or layer norm; computed in float32.
+    """An RMS norm x / rms(x) * w, or a layer norm; computed in float32.
 
     Reference: Zhang and Sennrich 2019, arXiv 1910.07467, equation 4.
     """
@@ -111,7 +111,7 @@ class Norm(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)), or down(act(up(x))).
+    """A gated MLP down(act(gate(x)) * up(x)), or a plain one down(act(up(x))).
 
     Reference: Shazeer 2020, arXiv 2002.05202, equation 6.
     """
@@ -181,5 +181,5 @@ class Experts(nn.Module):
 
 
 def residual_scale(c: TransformerConfig) -> float:
-    """Init scale of output projections, as in GPT-2; it keeps the residual stream bounded."""
+    """Returns the init scale of output projections (GPT-2), which bounds the residual stream."""
     return c.init_scale / (2 * c.num_layers) ** 0.5

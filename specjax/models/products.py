@@ -1,4 +1,4 @@
-"""Products of activations with weights, in a form that each platform multiplies fast.
+"""Multiplies activations with weights, in a form that each platform multiplies fast.
 
 XLA:CPU has fast kernels for bfloat16 only if the result is float32 and if there are at least two
 rows: a bfloat16 product of one row, or with a bfloat16 result, takes 10 to 20 times as long.
@@ -20,7 +20,7 @@ from specjax._internal.platforms import on_cpu
 
 
 def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
-    """`jax.lax.dot_general` of activations [..., in] and a matrix, in the dtype of x.
+    """Computes `jax.lax.dot_general` of activations [..., in] and a matrix, in the dtype of x.
 
     `dimensions` must contract the last axis of x.
     """
@@ -39,7 +39,7 @@ def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Arr
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def cpu_dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
-    """`dot_general`, for arrays that lie on one device, with `specjax.kernels` for few rows.
+    """Computes `dot_general` for arrays on one device, with `specjax.kernels` for few rows.
 
     On several devices XLA would gather the kernel, so models on them take `dot_general`.
     """
@@ -65,7 +65,7 @@ def _(
 
 
 def float32_dot_general(x: Array, y: Array, dimensions: DotDimensionNumbers) -> Array:
-    """`jax.lax.dot_general` with a float32 result [..., M, N].
+    """Computes `jax.lax.dot_general` with a float32 result [..., M, N].
 
     Args:
       x: [..., M, K].  All its axes but the last two are batch axes, if it has more.
@@ -81,7 +81,7 @@ def float32_dot_general(x: Array, y: Array, dimensions: DotDimensionNumbers) -> 
 
 
 def _cpu_product(x: Array, y: Array, dimensions: DotDimensionNumbers) -> Array:
-    """`float32_dot_general` for XLA:CPU."""
+    """Computes `float32_dot_general` for XLA:CPU."""
     rows = x.shape[-2]
     if rows == 1:
         x = jnp.pad(x, (*[(0, 0)] * (x.ndim - 2), (0, 1), (0, 0)))

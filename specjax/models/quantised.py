@@ -3,13 +3,13 @@
     y[m, o]  =  sx[m] * sw[o] * sum_i xq[m, i] * wq[o, i]
     xq = round(x / sx),  sx[m] = max_i |x[m, i]| / 127
 
-The sum is exact in int32, so a row of y depends bit for bit on its own row of x alone.  Kernels are
+The sum is exact in int32, so a row of y depends bit for bit only on its own row of x.  Kernels are
 stored as [out, in], which XLA:CPU multiplies faster than [in, out].  On a CPU a single row is
-padded to two, because one row alone takes ten times as long.  (qwix, which quantises Flax models
+padded to two, because a single row takes ten times as long.  (qwix, which quantises Flax models
 too, does not pad it, and imports `flax.nnx`.)
 
 Quantising the draft changes how many drafts are accepted, never the text.  A quantised target is a
-different model from the original, and writes a different text.
+different model from the original, and its texts differ.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Int8(nn.meta.AxisMetadata):
 
     @classmethod
     def quantise(cls, kernel: Array) -> Int8:
-        """Round [in, out] to multiples of each column's largest absolute value / 127."""
+        """Rounds [in, out] to multiples of each column's largest absolute value / 127."""
         values, scale = _round(kernel.T)
         return cls(values, scale[:, 0])
 
@@ -75,7 +75,7 @@ class _Kernel:
 
 
 def _round(x: Array) -> tuple[Array, Array]:
-    """[..., K] -> int8 [..., K] and float32 [..., 1], one scale per row."""
+    """Rounds [..., K] to int8 [..., K] and float32 [..., 1], one scale per row."""
     x = x.astype(jnp.float32)
     scale = jnp.abs(x).max(-1, keepdims=True) / _LARGEST
     scale = jnp.where(scale == 0, 1, scale)
@@ -83,14 +83,14 @@ def _round(x: Array) -> tuple[Array, Array]:
 
 
 def int8_dot_general(x: Array, kernel: Array | _Kernel, dimensions: DotDimensionNumbers) -> Array:
-    """`models.products.dot_general` that also takes an `Int8` kernel."""
+    """Computes `models.products.dot_general`, and takes an `Int8` kernel too."""
     return _dot_general(x, kernel, dimensions, dot_general, False)
 
 
 def cpu_int8_dot_general(
     x: Array, kernel: Array | _Kernel, dimensions: DotDimensionNumbers
 ) -> Array:
-    """`models.products.cpu_dot_general` that also takes an `Int8` kernel."""
+    """Computes `models.products.cpu_dot_general`, and takes an `Int8` kernel too."""
     return _dot_general(x, kernel, dimensions, cpu_dot_general, True)
 
 
@@ -101,7 +101,7 @@ def _dot_general(
     other: Callable[..., Array],
     few: bool,
 ) -> Array:
-    """`other`, and with `few` the kernels of `specjax.kernels` where they take an `Int8`."""
+    """Returns `other`, and with `few` the kernels of `specjax.kernels` that take an `Int8`."""
     if not isinstance(kernel, _Kernel):
         return other(x, kernel, dimensions)
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
@@ -129,7 +129,7 @@ _INT8: dict[Callable[..., Array], Callable[..., Array]] = {
     dot_general: int8_dot_general,
     cpu_dot_general: cpu_int8_dot_general,
 }
-"""The product of a model -> that of the model in int8."""
+"""Maps the product of a model to that of the model in int8."""
 
 _XLA: dict[Callable[..., Array], Callable[..., Array]] = {
     cpu_dot_general: dot_general,
@@ -140,13 +140,16 @@ _made: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKey
 
 
 def quantise(model: LanguageModel) -> LanguageModel:
-    """`model` with its matrices in int8, a quarter of their bytes in float32.
+    """Returns `model` with its matrices in int8, a quarter of their bytes in float32.
 
     The embedding stays as it is; a tied one gets an int8 copy as the output matrix.  Quantising the
     same model again returns the same object.
 
     Raises:
       ValueError: the model is not a specjax Transformer.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=quantise(draft))
     """
     form = quantised_form(model)
     if form is model:
@@ -163,7 +166,7 @@ def quantise(model: LanguageModel) -> LanguageModel:
 
 
 def quantised_form(model: LanguageModel) -> LanguageModel:
-    """`quantise` without converting the weights: enough for checks, and it compiles nothing.
+    """Returns the int8 model without converting the weights, which is enough for checks.
 
     Raises:
       ValueError: as `quantise`.
@@ -202,7 +205,7 @@ def _quantise(params: Arrays) -> Arrays:
 
 
 def for_several_devices(model: LanguageModel) -> LanguageModel:
-    """`model` without `specjax.kernels`, for which XLA would gather split matrices and caches."""
+    """Returns `model` without `specjax.kernels`, for which XLA would gather split arrays."""
     network = model.model
     if not (isinstance(network, LinenModel) and isinstance(network.module, Transformer)):
         return model

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), also scaled for longer texts."""
+"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), and scalings for longer texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Base and scaling of the frequencies.  `kind` is a key of `SCALINGS`, and uses some fields."""
+    """The base and the scaling of the frequencies; `kind` is a key of `SCALINGS`."""
 
     theta: float = 10000.0
     kind: str = "default"
@@ -39,7 +39,7 @@ class Rope:
     factors: tuple[float, ...] = ()  # a divisor for each frequency
 
     def __post_init__(self) -> None:
-        """Raises ValueError with the field, its value and what it must be."""
+        """Raises ValueError with the field, its value and the allowed values."""
         if not isinstance(self.kind, str) or self.kind not in SCALINGS:
             raise ValueError(f"kind={shown(self.kind)}; pass one of {', '.join(SCALINGS)}")
         if not isinstance(self.truncate, bool):
@@ -62,20 +62,20 @@ class Rope:
             )
 
     def frequencies(self, dim: int) -> np.ndarray:
-        """[R / 2] radians per position, for heads of `dim` dimensions of which R are rotated."""
+        """Returns [R / 2] radians per position, for heads of `dim` dimensions (R are rotated)."""
         turned = int(dim * self.fraction)
         freq = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned))
         return SCALINGS[self.kind](self, freq).astype(np.float32)
 
     def rotations(self, positions: Array, dim: int) -> tuple[Array, Array]:
-        """[B, N] positions -> cosines and sines, each [B, N, 1, R / 2] float32."""
+        """Maps [B, N] positions to cosines and sines, each [B, N, 1, R / 2] float32."""
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
         found = jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude
         return on_cpu(_computed_once, jax.lax.optimization_barrier, found)
 
 
 def _computed_once(found: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The same numbers, after a product with the identity matrix.
+    """Returns the same numbers, after a product with the identity matrix.
 
     XLA:CPU drops barriers before it fuses, and would compute each cosine again in every layer and
     head.  It fuses nothing across a matrix product.
@@ -90,7 +90,7 @@ def _computed_once(found: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
-    """Llama 3: stretch long wavelengths by `factor`, keep short ones, blend those in between."""
+    """Scales as Llama 3: stretches long wavelengths by `factor`, keeps short ones, and blends."""
     span = rope.high_freq_factor - rope.low_freq_factor
     keep = (rope.original_max_positions * freq / (2 * math.pi) - rope.low_freq_factor) / span
     keep = np.clip(keep, 0, 1)
@@ -104,7 +104,7 @@ def _yarn(rope: Rope, freq: np.ndarray) -> np.ndarray:
     """
 
     def index(turns: float) -> float:
-        """The index of the frequency that makes `turns` turns over the original context."""
+        """Returns the index of the frequency that makes `turns` turns over the original context."""
         return (
             len(freq)
             * math.log(rope.original_max_positions / (turns * 2 * math.pi))
@@ -130,7 +130,7 @@ SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
 
 
 def rotate(x: Array, rotations: tuple[Array, Array]) -> Array:
-    """Rotate the first R dimensions of [B, N, H, D].
+    """Rotates the first R dimensions of [B, N, H, D].
 
     Dimension i pairs with i + R/2, as in Hugging Face files.
     """

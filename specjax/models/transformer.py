@@ -112,7 +112,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in, logits and hidden states out.
+    """The decoder-only transformer: from tokens to logits and hidden states.
 
     `models.base.LinenModel` makes it a `contract.Model`.
 
@@ -151,7 +151,7 @@ class Transformer(nn.Module):
         return self.config.num_layers + 2
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
-        """An empty cache of `size` slots a row; a layer with a window may have a shorter ring."""
+        """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
         c = self.config
         form = WindowedCache if c.windows else KVCache
         cache = form.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
@@ -167,10 +167,10 @@ class Transformer(nn.Module):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """Shapes as in `contract.Model.apply`.
+        """Runs one pass, with the shapes of `contract.Model.apply`.
 
-        With L layers, tap L is the output of the last one, and tap L + 1 the same after the final
-        norm.
+        With L layers, tap L is the output of the last layer, and tap L + 1 that output after the
+        final norm.
         """
         c = self.config
         size = c.embedding_size or c.hidden_size
@@ -234,7 +234,7 @@ class Transformer(nn.Module):
 def _visible(
     window: int | None, positions: Array, memory: _Memory, mask: Array | None
 ) -> Array | None:
-    """[B, N, S] bool: the slots (without a cache: tokens) that each token attends to.
+    """Returns [B, N, S] bool: the slots (without a cache: tokens) that each token attends to.
 
     None means plain causal attention.
     """
@@ -246,7 +246,7 @@ def _visible(
 
 
 def head_matrix(params: Arrays) -> Array:
-    """The output matrix [E, V] that maps hidden states to logits."""
+    """Returns the output matrix [E, V] that maps hidden states to logits."""
     if "head" not in params:
         return params["embedding"].T
     return params["head"]["kernel"] if "kernel" in params["head"] else params["head"]["weight"].T

@@ -1,4 +1,4 @@
-"""Logits on a draft's vocabulary as logits on the target's."""
+"""Maps logits of a draft's vocabulary to logits of the target's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jax import Array
 
 
 def on_target(logits: Array, vocab_size: int, to_draft: Array | None = None) -> Array:
-    """[..., U] -> [..., V], -inf for tokens that the draft never proposes.
+    """Maps [..., U] to [..., V], -inf for tokens that the draft never proposes.
 
     Args:
       logits: on the draft's vocabulary.

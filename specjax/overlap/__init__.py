@@ -1,4 +1,4 @@
-"""Drafting on one mesh while the target verifies on another."""
+"""Drafts on one mesh while the target verifies on another."""
 
 from specjax.overlap.outcomes import Foresight
 from specjax.overlap.overlap import Overlapped, check_meshes, overlapped

@@ -29,7 +29,7 @@ def is_here(mesh: Mesh) -> bool:
 
 
 def send(arrays: _T | None, shapes: _T, source: Mesh, to: Mesh) -> _T | None:
-    """`arrays` of `source`, whose axis 0 is the row, on `to`, split by row.
+    """Puts `arrays` of `source`, whose axis 0 is the row, onto `to`, split by row.
 
     Args:
       arrays: None in processes without devices of `source`.
@@ -69,7 +69,7 @@ def _processes(mesh: Mesh) -> set[int]:
 
 @functools.cache
 def _one_of_each(source: Mesh, to: Mesh) -> tuple[Device, ...]:
-    """One device of each process that has devices of one of two meshes."""
+    """Returns one device of each process that has devices of one of two meshes."""
     chosen: dict[int, Device] = {}
     for mesh in (source, to):
         for device in mesh.devices.flat:
@@ -78,7 +78,7 @@ def _one_of_each(source: Mesh, to: Mesh) -> tuple[Device, ...]:
 
 
 def _local(arrays: list[Array], dtype: np.dtype) -> Array:
-    """Arrays in one flat array on a device of this process."""
+    """Returns arrays as one flat array on a device of this process."""
     mesh = mesh_of(arrays)
     assert mesh is not None  # `send` sends from a mesh
     whole = [jax.device_put(x, NamedSharding(mesh, PartitionSpec())) for x in arrays]
@@ -89,7 +89,7 @@ def _local(arrays: list[Array], dtype: np.dtype) -> Array:
 def _broadcast(
     own: Array | None, size: int, dtype: np.dtype, devices: tuple[Device, ...], first: int
 ) -> Array:
-    """The array [size] of device `first`, on the device of this process."""
+    """Returns the array [size] of device `first`, on the device of this process."""
     (here,) = (device for device in devices if device.process_index == jax.process_index())
     part = jnp.zeros((1, size), dtype) if own is None else own[None]
     mesh = Mesh(np.array(devices), ("process",))
@@ -106,7 +106,7 @@ def _first(mesh: Mesh, first: int) -> Callable[[Array], Array]:
 
 
 def _placed(array: Array, at: NamedSharding) -> Array:
-    """An array, which this process has in full, in its own part of a sharding."""
+    """Puts an array, which this process has in full, onto its own shard of a sharding."""
     if at.is_fully_addressable:
         return jax.device_put(array, at)
     shards = [

@@ -1,4 +1,4 @@
-"""Which outcomes of a verification are likely: what to draft next for, before the verdict is known.
+"""Predicts the outcomes of a verification, to draft for them before the verdict is known.
 
     proposal      the cat sat on          outcomes    "the cat sat on" accepted, then "a"
                                                       "the cat" accepted, then "is" instead of "sat"
@@ -35,7 +35,7 @@ _BLIND = 0.5  # all of these times this, where a token is drawn with noise that 
 
 @dataclasses.dataclass(frozen=True)
 class Fan:
-    """How many outcomes a row drafts for at a time."""
+    """The numbers of outcomes that a row drafts for at a time."""
 
     outcomes: int
     ranks: int  # guesses of the token after a node
@@ -44,7 +44,7 @@ class Fan:
 
 @struct.dataclass
 class Foresight:
-    """Counts per row: what was accepted, which guesses were right, and how often one was."""
+    """Counts per row: accepted drafts, right guesses, and how often a proposal was ready."""
 
     tested: Array  # [B, N] float32; steps in which the node's parent was accepted
     accepted: Array  # [B, N] float32; those in which the node was
@@ -57,7 +57,7 @@ class Foresight:
 
     @classmethod
     def create(cls, rows: int, nodes: int, ranks: int, blind: Array | None = None) -> Self:
-        """No counts yet; `blind` [B]: tokens are drawn with noise that the guesses lack."""
+        """Returns zero counts; `blind` [B]: tokens are drawn with noise that the guesses lack."""
         zero = jnp.zeros(rows, jnp.int32)
         blind = jnp.zeros(rows, bool) if blind is None else blind
         falling = (
@@ -74,7 +74,7 @@ class Foresight:
         )
 
     def ends(self, tree: Tree) -> Array:
-        """[B, N] the estimated probability that a node is the last accepted one."""
+        """Returns [B, N] the estimated probability that a node is the last accepted one."""
         index = jnp.arange(tree.parent.shape[1])
         present = tree.parent != ABSENT
         siblings = (tree.parent[:, :, None] == tree.parent[:, None]) & (index[:, None] > index)
@@ -89,7 +89,7 @@ class Foresight:
         return jnp.where(reached, factors.prod(-1) * stops, 0)
 
     def observe(self, tree: Tree, verdict: Verdict, live: Array) -> Self:
-        """Count the accepted nodes of a verdict [B], for the rows that are `live` [B]."""
+        """Counts the accepted nodes of a verdict [B], for the rows that are `live` [B]."""
         on_path = jax.vmap(lambda ancestors, node: ancestors[node])(tree.ancestors, verdict.node)
         parent = jnp.maximum(tree.parent, 0)
         tested = (tree.parent != ABSENT) & jnp.take_along_axis(on_path, parent, axis=1)
@@ -101,7 +101,7 @@ class Foresight:
 
 @struct.dataclass
 class Ahead:
-    """What the draft's half prepared for F outcomes of each row; rows of a row are adjacent."""
+    """The prepared proposals for F outcomes of each row; the F rows of a row are adjacent."""
 
     verdict: Verdict  # node and next_token [B, F]
     state: DecodeState  # of B * F rows
@@ -112,12 +112,12 @@ class Ahead:
 
 
 def widen(tree: Arrays, count: int) -> Arrays:
-    """Every row `count` times, [B, ...] -> [B * count, ...]."""
+    """Repeats every row `count` times, [B, ...] -> [B * count, ...]."""
     return tree if count == 1 else jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), tree)
 
 
 def draft(decoder: DecoderLike, params: Params, state: DecodeState) -> tuple[Proposal, DecodeState]:
-    """`decoder.propose`, without what the target need not know."""
+    """Runs `decoder.propose`, and drops the values that the target need not know."""
     proposal, state = decoder.propose(params, state)
     return dataclasses.replace(proposal, chance=None), state
 
@@ -130,7 +130,7 @@ def look_ahead(
     proposal: Proposal,
     foresight: Foresight,
 ) -> Ahead:
-    """Draft the next proposal for the likeliest outcomes of this one.
+    """Drafts the next proposal for the likeliest outcomes of this one.
 
     Args:
       decoder: the draft's half.
@@ -171,10 +171,10 @@ def _guesses(
     tree: Tree,
     nodes: Array,
 ) -> tuple[Array, Array]:
-    """Tokens that may follow each of the `nodes` [B, G] without being one of its drafts.
+    """Returns tokens that may follow each of the `nodes` [B, G] without being one of its drafts.
 
     Returns:
-      Tokens [B, G, R], the likeliest first, and which of them count [B, G, R].
+      Tokens [B, G, R], the likeliest first, and [B, G, R] bool, which of them are valid.
     """
     count = nodes.shape[1]
     num_nodes, size = proposal.tokens.shape[1], decoder.target.vocab_size
@@ -205,7 +205,7 @@ def _guesses(
 
 
 def select(chosen: Array, first: Arrays, second: Arrays) -> Arrays:
-    """Rows of `first` where `chosen` [B], and of `second` elsewhere."""
+    """Selects rows of `first` where `chosen` [B], and of `second` elsewhere."""
 
     def of(x: Array, y: Array) -> Array:
         return jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y)
@@ -222,9 +222,9 @@ def settle(
     verdict: Verdict,
     ahead: Ahead | None,
 ) -> tuple[DecodeState, Proposal, Foresight]:
-    """Commit by a verdict [B], and take the proposal that was prepared for it, or draft anew.
+    """Commits a verdict [B], and takes the proposal that was prepared for it, or drafts anew.
 
-    A row drafts anew if nothing was prepared for its verdict.  The other rows keep what they have.
+    A row drafts anew if no proposal was prepared for its verdict.  The other rows keep theirs.
     """
     tree = tree_of(decoder, state, proposal)
     after = commit_by(decoder, params, state, proposal, verdict)
@@ -250,7 +250,7 @@ def settle(
 
 
 def _pick(rows: Arrays, index: Array) -> Arrays:
-    """[B * F, ...], [B] -> [B, ...]"""
+    """Picks rows of [B * F, ...] by the index [B]: [B, ...]."""
     if len(index) == len(jax.tree.leaves(rows)[0]):
         return rows
     return jax.tree.map(
@@ -277,7 +277,7 @@ def _learned(
 
 
 def hit_rate(foresight: Foresight) -> tuple[float | None, float | None]:
-    """The share of steps after which a proposal was ready, and the estimate of that share."""
+    """Returns the share of steps with a ready proposal, and the estimate of that share."""
     asked = int(np.sum(np.asarray(foresight.asked)))
     if asked == 0:
         return None, None

@@ -7,8 +7,8 @@
 A step is three programs: `verify` on the target's mesh, `prepare` and `conclude` on the draft's.
 The host dispatches them without waiting for their results, and JAX runs each as soon as its inputs
 are there.  `conclude` needs the verdict.  If one of the proposals was prepared for it, the next
-verification starts at once; otherwise `conclude` drafts anew.  Either way the proposal is that of
-the sequential loop, so the text is the same under every rule.
+verification starts at once; otherwise `conclude` drafts anew.  In both cases the proposal is that
+of the sequential loop, so the text is the same under every rule.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Overlapped:
 
     It has the decoder's `prefill`, `run`, `stream` and `insert`, with an `OverlapState`.  Tokens
     are those of the decoder for the same keys, always.  Each row has its own outcomes: a row whose
-    verdict was not foreseen drafts anew, while the others keep what they have; the target waits for
-    all of them.
+    verdict was not foreseen drafts anew, while the others keep their proposals; the target waits
+    for all of them.
 
     Whether drafting ahead pays is measured while decoding.  Where it does not, the draft works in
     turn with the target, as in the sequential loop.  If both meshes are the same single device, the
@@ -73,7 +73,7 @@ class Overlapped:
         coupled: bool = True,
         measures: bool = True,
     ) -> None:
-        """Nothing is compiled or moved yet.
+        """Sets up both halves; nothing is compiled or moved yet.
 
         Args:
           decoder: a `specjax.Decoder` whose proposer is a chain or a tree over a draft model.
@@ -125,10 +125,10 @@ class Overlapped:
         self.pace = Pace(len(self._ways))
 
     def place(self, params: Params) -> Params:
-        """`params` on the two meshes, each half in the processes that need it.
+        """Puts `params` onto the two meshes, each half in the processes that need it.
 
-        The target's are split over its mesh by `shard_params`.  Those of the proposer stay as they
-        are if they are on the draft's mesh, and else are copied onto each of its devices.
+        The target's parameters are split over its mesh by `shard_params`.  The proposer's stay as
+        they are if they are on the draft's mesh, and else are replicated over its devices.
         """
         if self.alone:
             return params
@@ -145,7 +145,7 @@ class Overlapped:
         prompt_length: Array | np.ndarray,
         **settings: Any,
     ) -> Any:
-        """Read the prompts on both meshes at once, and draft.
+        """Reads the prompts on both meshes at once, and drafts.
 
         Args:
           params: from `place`.
@@ -169,9 +169,9 @@ class Overlapped:
         return OverlapState(verifying, drafting)
 
     def run(self, params: Params, state: Any, max_steps: int = _FOREVER) -> Any:
-        """Step until every row is done, or `max_steps` times.
+        """Runs steps until every row is done, or `max_steps` times.
 
-        In each step the host waits for the end of the last one, while both sides already work on
+        In each step the host waits for the end of the last one, while both meshes already work on
         the next, and reads only whether the rows are done.  The state is donated.
         """
         if self.alone:
@@ -200,7 +200,7 @@ class Overlapped:
     def stream(
         self, params: Params, state: Any, steps_per_chunk: int = 8
     ) -> Generator[Any, Array | np.ndarray | None, None]:
-        """As `Decoder.stream`."""
+        """Yields as `Decoder.stream`."""
         if self.alone:
             yield from self.decoder.stream(params, state, steps_per_chunk)
             return
@@ -213,7 +213,7 @@ class Overlapped:
                 state = stopped(state, jnp.asarray(stop))
 
     def insert(self, state: Any, slot: int | Array, row: Any) -> Any:
-        """As `Decoder.insert`; `state` is donated."""
+        """Inserts a row as `Decoder.insert`; `state` is donated."""
         if self.alone:
             return self.decoder.insert(state, slot, row)
         (drafts, verifies), target, draft = self._halves, state.target, state.draft
@@ -228,7 +228,7 @@ class Overlapped:
         return OverlapState(target, draft)
 
     def compile(self, params: Params, state: OverlapState) -> None:
-        """Compile the programs of every way to draft, by a step each; `state` is donated."""
+        """Compiles the programs of every option, by one step each; `state` is donated."""
         layouts = layout(state.target), layout(state.draft)
         for way in range(len(self._ways)):
             verifying = self._start(params, state, layouts[0])
@@ -240,7 +240,7 @@ class Overlapped:
     def compare(
         self, params: Params, together: Params, inputs: Callable[[], dict[str, Any]]
     ) -> None:
-        """Take the decoder itself from now on if its steps are faster than those on two meshes.
+        """Uses the decoder itself from now on if its steps are faster than those on two meshes.
 
         Small models lose more by dispatching three programs a step than they gain.
 
@@ -261,7 +261,7 @@ class Overlapped:
         self.alone = min(seconds[1]) < min(seconds[0])
 
     def hit_rates(self, state: OverlapState) -> tuple[float | None, float | None]:
-        """The share of steps after which the draft had the next proposal, and the expected share.
+        """Returns the share of steps with a ready proposal, and the expected share.
 
         Steps in which the draft worked in turn are not counted; None if it always did.  All
         processes must call.
@@ -269,7 +269,7 @@ class Overlapped:
         return hit_rate(self.foresight(state))
 
     def foresight(self, state: OverlapState) -> Foresight:
-        """The counts of what was foreseen, in every process; all processes must call."""
+        """Returns the counts of predicted outcomes, in every process; all processes must call."""
         rows, nodes = len(state.seen.tokens), self.decoder.proposer.num_nodes
         counts = None if state.draft is None else state.draft.foresight
         if self._apart:
@@ -284,7 +284,7 @@ class Overlapped:
         return mesh_of(params.proposer) or self.draft_mesh, is_split(params.proposer)
 
     def _beside(self, program: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
-        """Dispatch a program; returns what waits for the dispatch.
+        """Dispatches a program; returns a function that waits for the dispatch.
 
         XLA:CPU runs some programs in the thread that dispatches them: small ones, and those that
         call Python.  So on CPUs of one process another thread dispatches.
@@ -297,7 +297,7 @@ class Overlapped:
     def _start(
         self, params: Params, state: OverlapState, layout: Layout
     ) -> Callable[[], tuple[DecodeState | None, Verdict | None]]:
-        """Send the proposal, and dispatch its verification; returns what waits for the dispatch."""
+        """Sends the proposal, and dispatches its verification; the result waits for it."""
         draft, target = state.draft, state.target
         proposal = send(
             None if draft is None else draft.proposal,
@@ -311,7 +311,7 @@ class Overlapped:
         return self._beside(verify, self._halves[1], layout, own, target, proposal)
 
     def _ahead(self, params: Params, state: OverlapState, way: int) -> Ahead | None:
-        """Dispatch the drafts for the likeliest outcomes; None if this way has none."""
+        """Dispatches the drafts for the likeliest outcomes; None if this option has none."""
         draft, fan = state.draft, self._ways[way]
         if draft is None or fan is None:
             return None
@@ -326,7 +326,7 @@ class Overlapped:
         verifying: Callable[[], tuple[DecodeState | None, Verdict | None]],
         ahead: Ahead | None,
     ) -> OverlapState:
-        """Send the verdict, and take or make the next proposal."""
+        """Sends the verdict, and takes or makes the next proposal."""
         draft, drafts, own = state.draft, self._halves[0], Params(None, params.proposer)
         target, verdict = verifying()
         one: Any = jax.ShapeDtypeStruct((len(state.seen.tokens),), jnp.int32)
@@ -370,6 +370,6 @@ _kept: Recent[Any, Overlapped] = Recent()
 
 
 def overlapped(decoder: DecoderLike, draft_mesh: Mesh, target_mesh: Mesh) -> Overlapped:
-    """An `Overlapped` that calls with equal arguments share, with the times that it measured."""
+    """Returns the `Overlapped` that calls with equal arguments share, with its measured times."""
     key = decoder, draft_mesh, target_mesh
     return _kept.get(key, lambda: Overlapped(decoder, draft_mesh, target_mesh))

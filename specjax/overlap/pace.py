@@ -1,6 +1,6 @@
-"""Which way of drafting takes the least time for a step, by measured times.
+"""Chooses the option that takes the least time for a step, by measured times.
 
-A step emits the same tokens in each way, so the seconds of a step are all there is to compare.
+A step emits the same tokens with each option, so only the seconds of a step are compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST = 2.0  # times the median that a step counts at most
 
 
 class Pace:
-    """Seconds for a step of each way.  Ways are the numbers 0 ... ways - 1."""
+    """The seconds of a step with each option.  Options are the numbers 0 ... ways - 1."""
 
     def __init__(self, ways: int) -> None:
         self._seconds: list[list[float]] = [[] for _ in range(ways)]
@@ -26,20 +26,21 @@ class Pace:
         self._next = [way for way in range(ways) for _ in range(FIRST)]
 
     def next(self) -> int:
-        """The way of the next step."""
+        """Returns the option of the next step."""
         if not self._next:
             self._choose()
         return self._next.pop(0)
 
     def record(self, way: int, seconds: float) -> None:
-        """The seconds of a step between two of the same way."""
+        """Records the seconds of a step between two steps of the same option."""
         self._seconds[way] = [*self._seconds[way], seconds][-_KEPT:]
 
     def seconds(self, way: int) -> float:
-        """The mean of the last steps of a way; infinite before its first one.
+        """Returns the mean seconds of the last steps of an option; infinite before its first one.
 
-        Not the median: a step without a proposal that was ready takes longer than one with it, and
-        less than twice as long.  So what takes still longer was held up by something else.
+        The median would be wrong: a step without a ready proposal takes longer than one with it,
+        and less than twice as long.  So a step that takes still longer was delayed by something
+        else.
         """
         kept = self._counted(way)
         return statistics.fmean(kept) if kept else float("inf")
@@ -50,7 +51,7 @@ class Pace:
         return [min(seconds, most) for seconds in kept]
 
     def _faster(self, way: int) -> bool:
-        """Whether an option is faster than the chosen one, by more than the standard error."""
+        """Returns whether an option is faster than the chosen one beyond the standard error."""
         samples = self._counted(way), self._counted(self.chosen)
         variances = (statistics.variance(x) / len(x) if len(x) > 1 else 0.0 for x in samples)
         now = self.seconds(self.chosen)
@@ -58,7 +59,7 @@ class Pace:
         return self.seconds(way) < now - gain if math.isfinite(gain) else self.seconds(way) < now
 
     def _choose(self) -> None:
-        """Choose the fastest way.  Another one is tried later on, and less often each time."""
+        """Chooses the fastest option.  Another one is tried later on, and less often each time."""
         ways = range(len(self._seconds))
         best = min(ways, key=self.seconds)
         if self._faster(best):

@@ -3,9 +3,9 @@
     draft's half      propose ---- proposal --->  verify, commit      target's half
                       commit  <---- verdict ----
 
-Both halves are decoders.  The target's half has a proposer that only stands for the other half,
-and the draft's half has a target that reads nothing.  An accepted node and the next token are all
-that the draft's half has to know to commit the same tokens.
+Both halves are decoders.  The target's half has a proposer that is a stub of the other half, and
+the draft's half has a target that reads nothing.  The draft's half needs only the accepted node and
+the next token to commit the same tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specjax.types import (
 
 @runtime_checkable
 class DecoderLike(Protocol):
-    """The fields and methods of `specjax.Decoder` that this room uses."""
+    """The fields and methods of `specjax.Decoder` that this package uses."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -94,7 +94,7 @@ def check_separable(proposer: Proposer) -> None:
 
 
 def target_half(decoder: _D) -> _D:
-    """The decoder that verifies the proposals of the other half."""
+    """Returns the decoder that verifies the proposals of the other half."""
     proposer = decoder.proposer
     remote = Remote(
         proposer.num_nodes, proposer.max_depth, proposer.is_chain, narrower=proposer.narrower
@@ -103,7 +103,7 @@ def target_half(decoder: _D) -> _D:
 
 
 def draft_half(decoder: _D) -> _D:
-    """The decoder that drafts.  Its state has all but the target's cache and log-probabilities."""
+    """Returns the decoder that drafts, without the target's cache and log-probabilities."""
     unread = Unread(decoder.target.vocab_size, decoder.target.max_positions)
     return dataclasses.replace(decoder, target=unread, num_logprobs=None)
 
@@ -111,7 +111,7 @@ def draft_half(decoder: _D) -> _D:
 def commit_by(
     decoder: DecoderLike, params: Params, state: DecodeState, proposal: Proposal, verdict: Verdict
 ) -> DecodeState:
-    """The state of the draft's half after a proposal of which the target accepted `verdict` [B]."""
+    """Returns the draft's state after a proposal of which the target accepted `verdict` [B]."""
     rows, nodes = proposal.tokens.shape
     tree = tree_of(decoder, state, proposal)
     output = ModelOutput(jnp.zeros(()), jnp.zeros((rows, nodes, 0)), state.cache)
@@ -120,7 +120,7 @@ def commit_by(
 
 
 def tree_of(decoder: DecoderLike, state: DecodeState, proposal: Proposal) -> Tree:
-    """The trees of all rows, without drafts that are deeper than a row's `num_drafts`."""
+    """Returns the trees of all rows, without drafts that are deeper than a row's `num_drafts`."""
     depth, is_chain = decoder.proposer.max_depth, decoder.proposer.is_chain
     tree = jax.vmap(lambda parent: Tree.of(parent, depth, is_chain))(proposal.parent)
     allowed = tree.depth <= state.num_drafts[:, None]
@@ -146,7 +146,7 @@ class UnreadCache(Cache):
 
 @dataclasses.dataclass(frozen=True)
 class Unread(Model):
-    """Stands for the target on the devices of the draft."""
+    """Replaces the target on the devices of the draft."""
 
     vocab_size: int
     max_positions: int
@@ -172,7 +172,7 @@ class Unread(Model):
 
 @dataclasses.dataclass(frozen=True)
 class Remote(Proposer):
-    """Stands for the draft on the devices of the target."""
+    """Replaces the draft on the devices of the target."""
 
     num_nodes: int
     max_depth: int
@@ -189,9 +189,10 @@ class Remote(Proposer):
 class NextToken(Proposer):
     """Proposes the `count` likeliest next tokens, by the first pass of another proposer.
 
-    Likeliest by its logits plus the noise with which the target will draw that token, if `coupled`:
-    under shared noise that of the position, and else that of the residual.  The state is the other
-    proposer's.  The later passes of that proposer have no effect, so XLA leaves them out.
+    With `coupled`, the likeliest tokens have the greatest logit plus the noise with which the
+    target will draw: under shared noise that of the position, and else that of the residual.  The
+    state is the other proposer's.  The later passes of that proposer have no effect, so XLA leaves
+    them out.
     """
 
     proposer: Proposer

@@ -19,10 +19,10 @@ from specjax.parallel import constrain_like, shard_state
 from specjax.types import Arrays, DecodeState, Params, Proposal, Stats, Verdict
 
 RANKS = 4
-"""The most guesses of the token after a node."""
+"""The most guesses of the token after a node, in tokens."""
 
 Layout = Any
-"""What `sharding.layout` returns."""
+"""The result of `sharding.layout`."""
 
 
 @struct.dataclass
@@ -43,7 +43,7 @@ class OverlapState:
 
     @property
     def seen(self) -> DecodeState:
-        """The half that this process has; both have the same tokens and figures."""
+        """Returns the half that this process has; both have the same tokens and figures."""
         if self.target is not None:
             return self.target
         assert self.draft is not None
@@ -75,7 +75,7 @@ class OverlapState:
 
 
 def proposal_shapes(decoder: DecoderLike, rows: int) -> Proposal:
-    """The shapes of what a proposer of the draft's half proposes."""
+    """Returns the shapes of the proposals of the draft's half."""
     proposer, rule = decoder.proposer, decoder.rule
     nodes = jax.ShapeDtypeStruct((rows, proposer.num_nodes), jnp.int32)
     logits: Any = None
@@ -102,7 +102,7 @@ def begin(
     params: Params,
     state: DecodeState,
 ) -> Drafting:
-    """The first proposal; `at` says whether guesses know the noise, and the mesh."""
+    """Returns the first proposal; `at` holds whether guesses know the noise, and the mesh."""
     coupled, mesh = at
     proposal, state = draft(decoder, params, state)
     rows, nodes = proposal.parent.shape
@@ -116,7 +116,7 @@ def begin(
 def verify(
     decoder: DecoderLike, layout: Layout, params: Params, state: DecodeState, proposal: Proposal
 ) -> tuple[DecodeState, Verdict]:
-    """The target's part of a step; nothing if all rows are done."""
+    """Runs the target's half of a step; it does nothing if all rows are done."""
 
     def turn(carry: Any) -> Any:
         _, state, _ = carry
@@ -170,7 +170,7 @@ def conclude(
 
 
 def stopped(state: OverlapState, stop: Array) -> OverlapState:
-    """`state` whose rows `stop` [B] are done."""
+    """Returns `state` whose rows `stop` [B] are done."""
     target, draft = state.target, state.draft
     if target is not None:
         target = dataclasses.replace(target, done=target.done | stop)

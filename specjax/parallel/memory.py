@@ -22,7 +22,7 @@ _MEMINFO = pathlib.Path("/proc/meminfo")
 
 
 def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
-    """Bytes of a state (arrays or shapes) on each device, after `shard_state` on `mesh`."""
+    """Returns the bytes of a state (arrays or shapes) on each device of `mesh`."""
 
     def held(leaf: Arrays) -> int:
         if isinstance(leaf, KVCache):
@@ -39,20 +39,20 @@ def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
 
 
 def devices_of(params: Arrays) -> set[Device]:
-    """The devices that hold `params`; if `params` has no arrays, the default device."""
+    """Returns the devices that hold `params`; if `params` has no arrays, the default device."""
     arrays = (leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array))
     first = next(arrays, None)
     return default_devices() if first is None else first.devices()
 
 
 def mesh_holding(params: Arrays) -> Mesh:
-    """The mesh that arrays are on; if they are on none, one of the devices that hold them."""
+    """Returns the mesh that arrays are on, or else one of the devices that hold them."""
     mesh = mesh_of(params)
     return make_mesh(devices=list(devices_of(params))) if mesh is None else mesh
 
 
 def free_bytes(device: Device) -> int | None:
-    """The free bytes of a device, or None if it does not report them.
+    """Returns the free bytes of a device, or None if it does not report them.
 
     All CPU devices share the memory of the machine.
     """
@@ -68,7 +68,7 @@ def fits(needed: int, devices: Iterable[Device]) -> bool:
 
 
 def require(needed: int, devices: Iterable[Device], what: str, cure: str) -> None:
-    """Refuse an allocation that cannot fit.  A device that does not report its memory passes.
+    """Raises ValueError if an allocation cannot fit; devices that do not report memory pass.
 
     Args:
       needed: bytes on each device.
@@ -106,14 +106,14 @@ def _least_free(devices: Iterable[Device]) -> float:
 
 
 def _written(size: float) -> str:
-    """1_234_567 -> 1.23 MB."""
+    """Formats 1_234_567 as 1.23 MB."""
     power = min(max(int(math.log10(max(size, 1)) // 3), 0), 4)
     unit = ("bytes", "kB", "MB", "GB", "TB")[power]
     return f"{size / 1000**power:.{0 if power == 0 else 2}f} {unit}"
 
 
 def _free_on_the_machine() -> int | None:
-    """Linux's available memory with swap, or what the container (control group) has, if less."""
+    """Returns Linux's available memory with swap, or the free bytes of the container, if fewer."""
     try:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         kilobytes = {line[0]: int(line[1]) for line in lines if len(line) > 1}

@@ -1,4 +1,4 @@
-"""Meshes of devices: how they are made, read from an option, and fitted to a model."""
+"""Makes meshes of devices, parses them from an option, and fits them to a model."""
 
 from __future__ import annotations
 
@@ -21,22 +21,26 @@ def make_mesh(
     fsdp: int = 1,
     kv_copies: int = 1,
 ) -> Mesh:
-    """A mesh with axes `data` (rows of a batch) and `model` (parts of a layer).
+    """Makes a mesh with axes `data` (rows of a batch) and `model` (shards of a layer).
 
     It has the axes `fsdp` and `kv_copies` too, if they are not 1.
 
     Args:
       data: devices along `data`.
-      model: devices along `model`; by default all that are left.
+      model: devices along `model`; by default all remaining devices.
       devices: by default all devices of all processes.
       fsdp: devices along `fsdp`, for training: rows are split along it as along `data`, and so are
         parameters.
-      kv_copies: devices that hold the same key and value heads, while all else is split over
+      kv_copies: devices that hold the same key and value heads, while everything else is split over
         `model` times `kv_copies` devices.  A model of 8 key heads on 16 devices: `model=8,
         kv_copies=2`.
 
     Raises:
       ValueError: the product is not the number of devices.
+
+    Example:
+      >>> mesh = make_mesh(data=2, model=4)  # 8 devices
+      >>> target = specjax.load("org/name", mesh=mesh)
     """
     devices = list(jax.devices() if devices is None else devices)
     model = max(len(devices) // (data * fsdp * kv_copies), 1) if model is None else model
@@ -58,7 +62,12 @@ def make_mesh(
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parse "data=2,fsdp=2,model=2" into arguments of `make_mesh`, or raise ValueError."""
+    """Parses "data=2,fsdp=2,model=2" into arguments of `make_mesh`, or raises ValueError.
+
+    Example:
+      >>> parse_mesh("data=2,model=4")
+      {'data': 2, 'model': 4}
+    """
     sizes = {name: size for name, _, size in (part.partition("=") for part in text.split(","))}
     if not sizes.keys() <= set(_AXES) or not all(
         size.isdecimal() and int(size) for size in sizes.values()
@@ -71,7 +80,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def with_kv_copies(mesh: Mesh, num_kv_heads: int) -> Mesh:
-    """The same devices for a model with fewer key heads than there are devices along `model`.
+    """Returns the same devices for a model with fewer key heads than devices along `model`.
 
     With 2 key heads, `model=8` becomes `model=2, kv_copies=4`: everything but the key and
     value heads is split over 8 devices as before, and each device holds one key head instead of
@@ -103,14 +112,14 @@ def alike(one: Mesh, other: Mesh) -> bool:
 
 
 def _merged(mesh: Mesh) -> dict[str, int]:
-    """The sizes, with `kv_copies` as a part of `model`."""
+    """Returns the sizes, with `kv_copies` as a factor of `model`."""
     sizes = dict(mesh.shape)
     copies = sizes.pop("kv_copies", 1)
     return {**sizes, "model": sizes.get("model", 1) * copies}
 
 
 def described(mesh: Mesh | None) -> str:
-    """A mesh in a message: "the mesh data=2, model=4 of the devices 0 ... 7"."""
+    """Describes a mesh in a message: "the mesh data=2, model=4 of the devices 0 ... 7"."""
     if mesh is None:
         return "no mesh"
     ids = [device.id for device in mesh.devices.flat]

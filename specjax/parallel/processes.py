@@ -40,7 +40,7 @@ _tell: Callable[[str], None] | None = None  # sends the other processes why this
 def join(
     coordinator: str, num_processes: int | None, process_id: int | None, timeout: float = _TIMEOUT
 ) -> None:
-    """Join a group of processes; from now on only the first of them writes to stdout.
+    """Joins a group of processes; from now on only the first of them writes to stdout.
 
     Call it before anything uses a JAX device.  If the group does not come together, or another
     process fails later on, this process ends with a message and status 2.
@@ -111,7 +111,7 @@ def join(
 
 
 def add_process_arguments(parser: argparse._ActionsContainer) -> None:
-    """The options that `join_from` reads."""
+    """Adds the options that `join_from` reads."""
     parser.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
@@ -127,7 +127,7 @@ def add_process_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def join_from(options: Mapping[str, Any]) -> None:
-    """Call `join` if the options of a command have a coordinator.
+    """Calls `join` if the options of a command have a coordinator.
 
     The options that it uses are coordinator, num_processes and process_id.
 
@@ -169,7 +169,7 @@ def leaving() -> Iterator[None]:
 
 
 def _number(option: str, value: int | None, variable: str) -> int | None:
-    """The value of an option, or else of an environment variable."""
+    """Returns the value of an option, or else of an environment variable."""
     text = os.environ.get(variable)
     if value is not None or text is None:
         return value
@@ -179,7 +179,7 @@ def _number(option: str, value: int | None, variable: str) -> int | None:
 
 
 def _connect(host: str, count: int, number: int) -> None:
-    """Open a socket between process 0 and each other process, and a thread that listens to each."""
+    """Opens a socket from process 0 to each other process, and a thread that listens to each."""
     global _tell
     lock = threading.Lock()
 
@@ -255,7 +255,7 @@ def _connect(host: str, count: int, number: int) -> None:
 
 
 def own_addresses() -> list[str]:
-    """Addresses at which other machines may reach this one, the best first.
+    """Returns addresses at which other machines may reach this one, the best first.
 
     The host's own name often stands for a loopback address such as 127.0.1.1, which leads every
     machine to itself.
@@ -272,7 +272,7 @@ def own_addresses() -> list[str]:
 
 
 def _reach(hosts: Sequence[str], port: int) -> socket.socket:
-    """A connection to the first of these addresses that answers.
+    """Returns a connection to the first of these addresses that answers.
 
     Raises:
       OSError: none of them answers.
@@ -284,7 +284,7 @@ def _reach(hosts: Sequence[str], port: int) -> socket.socket:
 
 
 def _introduced(link: socket.socket, secret: str) -> int | None:
-    """The number of the process at the other end; None for a stranger, who may say nothing."""
+    """Returns the number of the process at the other end; None for any other client."""
     link.settimeout(_MOMENT)
     line = b""
     with contextlib.suppress(OSError):
@@ -296,7 +296,7 @@ def _introduced(link: socket.socket, secret: str) -> int | None:
 
 
 def _alive(link: socket.socket) -> socket.socket:
-    """A socket that breaks when the other machine is silent for about `_HEARTBEAT` seconds."""
+    """Makes a socket break when the other machine is silent for about `_HEARTBEAT` seconds."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -310,14 +310,14 @@ def _alive(link: socket.socket) -> socket.socket:
 
 
 def _lines(lines: TextIO) -> Iterator[str]:
-    """Lines until the connection ends, with or without an error."""
+    """Yields lines until the connection ends, with or without an error."""
     with contextlib.suppress(OSError, ValueError):
         for line in lines:
             yield line.strip()
 
 
 def _end(message: str) -> NoReturn:
-    """Print a message and end this process at once, without JAX's barrier."""
+    """Prints a message and ends this process at once, without JAX's barrier."""
     print(f"specjax: {message}", file=sys.stderr)
     _flush()
     os._exit(_STATUS)

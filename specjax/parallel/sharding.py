@@ -1,4 +1,4 @@
-"""Sharding of a model's parameters and of a decoder's state over a mesh of devices.
+"""Shards a model's parameters and a decoder's state over a mesh of devices.
 
 Every parameter of a Linen module names its axes (`flax.linen.with_logical_partitioning`); `RULES`
 maps those names to the axes of a mesh.  `jax.jit` then partitions a program by the shardings of its
@@ -37,7 +37,7 @@ Rules = Mapping[str, str | tuple[str, ...] | None]
 
 
 class Indivisible(ValueError):
-    """A mesh does not divide the heads or the sizes of a model's layers."""
+    """Raised where a mesh does not divide the heads or the sizes of a model's layers."""
 
 
 RULES: Rules = {
@@ -49,7 +49,7 @@ RULES: Rules = {
     "expert_mlp": ("model", "kv_copies"),
     "features": ("model", "kv_copies"),
 }
-"""Logical axis -> axis of the mesh; other axes are not split.
+"""The axis of the mesh for each logical axis; other axes are not split.
 
 This is Megatron's split (Shoeybi et al. 2019, arXiv 1909.08053, section 3): the first matrix of a
 branch is split by columns and the second by rows, so that a branch costs one sum over the devices.
@@ -73,7 +73,7 @@ An embedding or an output matrix whose "vocab" is not split is split along "embe
 
 
 def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Arrays:
-    """A tree of `NamedSharding` like the parameters of `model`.
+    """Returns a tree of `NamedSharding` like the parameters of `model`.
 
     Args:
       model: a Linen module whose parameters name their axes; others are replicated.
@@ -98,7 +98,7 @@ def module_shardings(
     *inputs: Array,
     units: Mapping[str, int] | None = None,
 ) -> Arrays:
-    """`shardings` of any Linen module, which is called with `inputs`.
+    """Returns the `shardings` of any Linen module, which is called with `inputs`.
 
     `units` are the numbers of equal parts of logical axes that are never split inside, such as
     heads.
@@ -114,11 +114,11 @@ def named_shardings(
     rules: Rules = RULES,
     units: Mapping[str, int] | None = None,
 ) -> Arrays:
-    """`shardings` of arrays whose axes are named.
+    """Returns the `shardings` of arrays whose axes are named.
 
     Args:
       names: a tree like `shapes` with a PartitionSpec of logical axes for each array; None, also in
-        place of a whole part, means replicated.
+        place of a subtree, means replicated.
       shapes: the arrays, or their shapes.
       mesh, rules: as for `shardings`.
       units: as for `module_shardings`.
@@ -166,10 +166,10 @@ def named_shardings(
 
 
 def shard_params(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
-    """`params` on the devices of `mesh`.
+    """Puts `params` onto the devices of `mesh`.
 
-    Those of a `LinenModel` are sharded by `shardings`, on the mesh that `fitted` returns; those of
-    other models are replicated.
+    The parameters of a `LinenModel` are sharded by `shardings`, on the mesh that `fitted` returns;
+    those of other models are replicated.
 
     Raises:
       ValueError: a dimension that the mesh does not divide, or parameters in int8.
@@ -189,9 +189,9 @@ def shard_params(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES)
 
 
 def fitted(mesh: Mesh, model: LinenModel, rules: Rules = RULES) -> Mesh:
-    """The mesh for a model, with copies of its key heads if there are too few of them.
+    """Returns the mesh for a model, with copies of its key heads if there are too few of them.
 
-    Other rules than `RULES` say for themselves what is split, and leave the mesh as it is.
+    Other rules than `RULES` define the split themselves, and leave the mesh as it is.
     """
     if rules is not RULES or not isinstance(model.module, Transformer):
         return mesh
@@ -199,7 +199,7 @@ def fitted(mesh: Mesh, model: LinenModel, rules: Rules = RULES) -> Mesh:
 
 
 def replicate(arrays: Arrays, mesh: Mesh | None) -> Arrays:
-    """`arrays` on `mesh`: those that are not on it yet are replicated over its devices."""
+    """Puts `arrays` onto `mesh`: those that are not on it yet are replicated over its devices."""
     if mesh is None:
         return arrays
     full = NamedSharding(mesh, PartitionSpec())
@@ -212,7 +212,7 @@ def replicate(arrays: Arrays, mesh: Mesh | None) -> Arrays:
 
 
 def put(array: Array | np.ndarray, at: NamedSharding) -> Array:
-    """Put an array, which every process has in full, onto devices of one or several processes."""
+    """Puts an array, which every process has in full, onto devices of one or several processes."""
     if at.is_fully_addressable:
         return jax.device_put(array, at)
     host = np.asarray(array)
@@ -225,7 +225,7 @@ def leader() -> bool:
 
 
 def to_host(arrays: Arrays) -> Arrays:
-    """A tree as NumPy arrays, in full in every process.
+    """Returns a tree as NumPy arrays, in full in every process.
 
     All processes must call, since each sends its shards to the others.
     """
@@ -246,7 +246,7 @@ def _gather(replicated: NamedSharding) -> Callable[[Array], Array]:
 
 
 def mesh_of(arrays: Arrays) -> Mesh | None:
-    """The mesh that the arrays are on; None if they are on one device, or traced."""
+    """Returns the mesh that the arrays are on; None if they are on one device, or traced."""
     shardings = map(_named, jax.tree.leaves(arrays))
     meshes = (at.mesh for at in shardings if at is not None and isinstance(at.mesh, Mesh))
     return next(meshes, None)
@@ -260,23 +260,24 @@ def is_split(arrays: Arrays) -> bool:
 
 
 def row_parts(mesh: Mesh | None, rules: Rules = RULES) -> int:
-    """The number of parts that a batch is split into; the number of rows must be a multiple."""
+    """Returns the number of shards of a batch; the number of rows must be a multiple of it."""
     return 1 if mesh is None else _size(mesh, _axes(mesh, rules.get("batch")))
 
 
 def by_row(mesh: Mesh, rules: Rules = RULES) -> NamedSharding:
-    """The sharding of arrays whose axis 0 is the row."""
+    """Returns the sharding of arrays whose axis 0 is the row."""
     rows = _axes(mesh, rules.get("batch"))
     return NamedSharding(mesh, PartitionSpec(_entry(rows)) if rows else PartitionSpec())
 
 
 def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES) -> _T:
-    """Inside a jitted function: shard a new state over a mesh.
+    """Shards a new state over a mesh, inside a jitted function.
 
     Every leaf is split by row, and the layers of a KV cache by head too.
 
     Args:
-      state: of a decoder or of a part of it; the number of rows is a multiple of `row_parts`.
+      state: of a decoder, or a subtree of its state; the number of rows is a multiple of
+        `row_parts`.
       mesh: None leaves the state as it is.
       split_heads: True if the model's parameters are split by head.  If the devices do not divide
         the number of heads, the heads of the cache are not split.
@@ -303,15 +304,15 @@ def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = 
 
 
 def layout(state: Arrays) -> tuple[NamedSharding | None, ...] | None:
-    """The sharding of each leaf, hashable, for `constrain_like`; None if no leaf is on a mesh."""
+    """Returns the sharding of each leaf, hashable, for `constrain_like`; None without a mesh."""
     leaves = tuple(map(_named, jax.tree.leaves(state)))
     return leaves if any(leaves) else None
 
 
 def constrain_like(state: _T, layout: tuple[NamedSharding | None, ...] | None) -> _T:
-    """Inside a jitted function: `state` with the shardings in `layout`.
+    """Returns `state` with the shardings in `layout`, inside a jitted function.
 
-    Without it XLA may choose another sharding, and then cannot reuse a donated buffer.
+    Otherwise XLA may choose another sharding, and then cannot reuse a donated buffer.
     """
     if layout is None:
         return state
@@ -324,7 +325,7 @@ def constrain_like(state: _T, layout: tuple[NamedSharding | None, ...] | None) -
 
 
 def _axes(mesh: Mesh, rule: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The axes of a rule along which the mesh has more than one device."""
+    """Returns the axes of a rule along which the mesh has more than one device."""
     return tuple(
         axis
         for axis in ((rule,) if isinstance(rule, str) else rule or ())
@@ -333,7 +334,7 @@ def _axes(mesh: Mesh, rule: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
-    """Axes as an entry of a PartitionSpec, in one form, so that equal shardings compare equal."""
+    """Returns axes as an entry of a PartitionSpec, in one normal form."""
     return axes if len(axes) > 1 else axes[0] if axes else None
 
 
@@ -342,7 +343,7 @@ def _size(mesh: Mesh, axes: tuple[str, ...]) -> int:
 
 
 def _named(leaf: object) -> NamedSharding | None:
-    """The sharding of an array, or of the shape of one, on a mesh."""
+    """Returns the sharding of an array, or of the shape of one, on a mesh."""
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or isinstance(leaf, Tracer):
         return None
     return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None

@@ -4,7 +4,7 @@ A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges the drafts of a source, 
 token at a time.  `ChoiceTree` and `BestFirst` arrange the drafts of a block source, which predicts
 several tokens in one pass.  `NGram` and `NoProposer` need no model.
 
-What predicts the drafts is a method: see `specjax.methods`.
+The sources are in `specjax.methods`.
 """
 
 from specjax._internal.moved import forward

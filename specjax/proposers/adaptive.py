@@ -1,4 +1,4 @@
-"""`Adaptive`: as many drafts as pay, by recent acceptance and by what a step costs."""
+"""`Adaptive`: chooses the number of drafts by recent acceptance and the cost of a step."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from specjax.proposers.trials import Trials
 from specjax.types import ABSENT, Block, Proposal
 
 PAUSE = POLICY.pause
-"""Steps before the first trial of a part of which nothing is known, by default."""
+"""Steps before the first trial of a proposer without an acceptance rate from earlier texts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive(Proposer):
-    """Plain decoding, prompt lookup, or a drafter, and how deep: whatever yields the most tokens/s.
+    """Chooses plain decoding, prompt lookup or a drafter, and a depth, for the most tokens/s.
 
-    In every step the expected number of new tokens of each option, by the recent acceptance of
-    each row, is divided by the seconds of a step with that option; the greatest quotient wins.  A
-    part that did not pay is left out, a draft model with all of its passes.  It is tried again
-    after a pause, and only if what all trials cost stays a small share of the time (`Trials`).  The
-    target reads as many tokens as the option has.
+    In every step the expected number of new tokens of each option, by the recent acceptance of each
+    row, is divided by the seconds of a step with that option; the greatest quotient wins.  A
+    proposer that did not pay is left out, a draft model with all of its passes.  It is tried again
+    after a pause, and only if the cost of all trials stays a small share of the time (`Trials`).
+    The target reads as many tokens as the option has.
 
     Under an exact rule that shares its noise with the proposer (`match`), the text does not depend
     on these choices, and all rows of a batch take the option that is best for their sum.  Under
-    another rule each row takes what is best for it alone, so that its text does not depend on the
-    other rows.
+    another rule each row takes its own best option, so that its text does not depend on the other
+    rows.
 
     Attributes:
       lookup: a chain that needs no model, such as `NGram`, or None.
@@ -92,7 +92,7 @@ class Adaptive(Proposer):
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
-        """What a step can do: plain decoding, and each part with each number of drafts."""
+        """The options of a step: plain decoding, and each proposer with each number of drafts."""
         names = ["lookup"] * (self.lookup is not None) + ["drafter"] * (self.drafter is not None)
         return ("plain", 0), *((name, width - 1) for name in names for width in self.widths[1:])
 
@@ -157,16 +157,16 @@ class Adaptive(Proposer):
 
     @property
     def _lookups(self) -> int:
-        """How many options the lookup has."""
+        """The number of options of the lookup."""
         return 0 if self.lookup is None else len(self.widths) - 1
 
     def _of_parts(self, lookup: Array, drafter: Array) -> Array:
-        """[..., P] from a number of the lookup and of the drafter: those of parts that exist."""
+        """Returns [..., P] numbers of the lookup and of the drafter, of those that exist."""
         numbers = (self.lookup, lookup), (self.drafter, drafter)
         return jnp.stack([number for part, number in numbers if part is not None], axis=-1)
 
     def _late(self, params: AdaptiveParams, missed: Array) -> Array:
-        """[B] what it takes until the drafter has read so many tokens, in steps without drafts."""
+        """[B] the time in which the drafter reads `missed` tokens, in steps without drafts."""
         if self.drafter is None or not self.drafter.resumes:
             return jnp.zeros(missed.shape, jnp.float32)
         seconds = params.seconds[1 + self._lookups :] / params.seconds[0]
@@ -176,7 +176,7 @@ class Adaptive(Proposer):
         return jnp.where(missed > 0, jnp.maximum(draft, 0.0) * passes, 0.0)
 
     def _first_pause(self, params: AdaptiveParams, rates: Rates, part: int) -> Array:
-        """[B] steps before the first trial of a part; few if it nearly pays by the prior."""
+        """[B] steps before the first trial of a proposer; few if it nearly pays by the prior."""
         depths = jnp.array(self.widths[1:]) - 1
         limit = jnp.full(len(rates.slow), self.max_depth)
         gains = rates.gains(limit)
@@ -251,7 +251,7 @@ class Adaptive(Proposer):
         needed = state.needed * live
 
         def shared(x: Array) -> Array:
-            """The weighted mean over all rows, where they choose together."""
+            """Returns the weighted mean over all rows, where they choose together."""
             return jnp.where(state.together, jnp.sum(x * state.weight), x)
 
         of_row = jnp.where(live, state.offered, 0)
@@ -299,10 +299,10 @@ class Adaptive(Proposer):
     def _look_up(
         self, params: AdaptiveParams, state: AdaptiveState, context: Context
     ) -> tuple[Proposal | None, AdaptiveState]:
-        """The drafts of the lookup.
+        """Returns the drafts of the lookup.
 
-        While an option is forced, rows without drafts repeat the pending token: its seconds are
-        those of a step with drafts.
+        While an option is forced, rows without drafts repeat the pending token: the measured
+        seconds are those of a step with drafts.
         """
         if self.lookup is None or state.lookup is None:
             return None, state
@@ -321,7 +321,7 @@ class Adaptive(Proposer):
         depth: Array,
         wanted: Array,
     ) -> tuple[Proposal, AdaptiveState]:
-        """The drafts of the drafter, up to `depth`; at depth 0 it is left out if it can be."""
+        """Returns the drafts of the drafter, up to `depth`; a depth of 0 may leave it out."""
         drafter, known = self.drafter, state.drafter
         assert drafter is not None and known is not None
         context = dataclasses.replace(context, depth=depth)
@@ -349,14 +349,14 @@ class Adaptive(Proposer):
 
 
 def _count(chain: Proposal | None) -> Array:
-    """[B] how many drafts the chains have."""
+    """Returns [B] the number of drafts of each chain."""
     if chain is None:
         return jnp.zeros((), jnp.int32)
     return (chain.parent != ABSENT).sum(1, dtype=jnp.int32)
 
 
 def _either(takes_made: Array, made: Proposal, found: Proposal) -> Proposal:
-    """For each row `made` or `found`, where the drafts of `found` are point masses."""
+    """Returns for each row `made` or `found`, where the drafts of `found` are point masses."""
     if made.logits is not None:
         found = with_logits(found, made.logits.shape[-1])
 

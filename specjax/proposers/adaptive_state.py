@@ -1,4 +1,4 @@
-"""What an `Adaptive` proposer is given, and what it knows between two steps."""
+"""The parameters of an `Adaptive` proposer, and its state between two steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specjax.proposers.rates import Rates
 from specjax.proposers.trials import Trials
 
 MEASURED = -1
-"""`AdaptiveParams.forced` while the option is chosen by its measured seconds."""
+"""The value of `AdaptiveParams.forced` with which measured seconds choose the option."""
 
 
 @struct.dataclass
@@ -29,7 +29,7 @@ class AdaptiveParams:
 
 @struct.dataclass
 class PartState:
-    """What is known of one of the two parts."""
+    """The state of the lookup or of the drafter."""
 
     own: Arrays  # its state as a proposer
     trials: Trials
@@ -37,7 +37,7 @@ class PartState:
 
 @struct.dataclass
 class AdaptiveState:
-    """What `Adaptive` knows between two steps."""
+    """The state of an `Adaptive` proposer between two steps."""
 
     lookup: PartState | None
     drafter: PartState | None
@@ -53,7 +53,7 @@ class AdaptiveState:
     together: Array  # [B] bool: do all rows take one option?
 
     def rates_by_part(self) -> dict[int, Rates]:
-        """[B, ...] of the lookup, by 0, and of the drafter, by 1, of those that exist."""
+        """Returns the rates [B, ...] of the lookup (0) and of the drafter (1), if they exist."""
         known = [i for i, part in enumerate((self.lookup, self.drafter)) if part is not None]
         return {
             part: jax.tree.map(lambda x, at=at: x[:, at], self.rates)
@@ -63,4 +63,4 @@ class AdaptiveState:
 
 gains_of_parts = jax.vmap(Rates.gains, 1, 1)
 rates_after = jax.vmap(Rates.after, (1, 1, None, 0, None), 1)
-"""Of all parts at once, since a small operation takes as long as two."""
+"""Updates the rates of all proposers at once, since an operation on two takes as long as on one."""

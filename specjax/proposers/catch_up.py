@@ -8,16 +8,17 @@ from jax import Array
 from specjax.types import Block
 
 AT_ONCE = 2
-"""A source that was left out of steps reads what it missed in passes of so many times D + 1 tokens:
-its cache has room for as many behind the text, since a pass and its drafts need it."""
+"""A source that was left out of steps reads the tokens that it missed in passes of `AT_ONCE` times
+D + 1 tokens: its cache has space for as many after the text, for a pass and its drafts.
+"""
 
 
 def remember(fresh: Array, block: Block) -> tuple[Array, Array]:
-    """`fresh` [B, D + 1], overwritten with the tokens of `block`, and their number [B]."""
+    """Returns `fresh` [B, D + 1], overwritten with the tokens of `block`, and their number [B]."""
     width = min(fresh.shape[1], block.tokens.shape[1])
     return fresh.at[:, :width].set(block.tokens[:, :width]), block.count
 
 
 def then_pending(fresh: Array, count: Array, pending: Array) -> Array:
-    """[B, T + 1]: the first `count` [B] of the `fresh` tokens [B, T], then the pending one."""
+    """Returns [B, T + 1]: `count` [B] of the `fresh` tokens [B, T], then the pending one."""
     return jnp.pad(fresh, ((0, 0), (0, 1))).at[jnp.arange(len(pending)), count].set(pending)

@@ -1,4 +1,4 @@
-"""`choose`: which option of an `Adaptive` proposer the next step takes."""
+"""`choose`: chooses the option of an `Adaptive` proposer that the next step takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specjax.proposers.trials import Trials
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What is known of the lookup or the drafter before a step."""
+    """The inputs of a choice for one proposer, the lookup or the drafter, before a step."""
 
     name: str
     gains: Array  # [B, W] expected tokens with its drafts, for each width that the target may read
@@ -28,7 +28,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Times are in steps of plain decoding."""
+    """The chosen option of each row.  Times are in steps of plain decoding."""
 
     option: Array  # [B] int32: an index into the options
     time: Array  # [B] of the step, with the wait for the other rows
@@ -46,18 +46,19 @@ def choose(
     together: bool,
     policy: Policy = POLICY,
 ) -> Choice:
-    """The option with the most tokens a second, or a trial of another part that can be paid.
+    """Chooses the option with the most tokens a second, or a trial of another one that can be paid.
 
     Args:
       widths: numbers of tokens that the target may read of a row, from 1.
-      seconds: [O] of a step without drafts, and with the drafts of each part at each other width.
-      parts: the lookup, then the drafter, of those that exist.  With an option of a part a row
-        takes the drafts of an earlier part where they promise more.
+      seconds: [O] of a step without drafts, and with the drafts of each proposer at each other
+        width.
+      parts: the lookup, then the drafter, of those that exist.  With an option of the drafter a row
+        takes the drafts of the lookup where they promise more.
       alive: [B] bool, rows that are not done.
       remaining: [B] the most tokens that each row may still get, or None.
       together: all rows take one option.  The batch is done when its last row is, so rows that
         have more left count more, and drafts with which rows drift apart count less.
-      policy: what drafts have to promise.
+      policy: the numbers of the choice.
     """
     # All numbers are float32, whatever JAX takes for a quotient of integers.
     rows, count = len(alive), jnp.maximum(alive.sum(dtype=jnp.float32), 1)
@@ -68,7 +69,7 @@ def choose(
         lates = [jnp.full(rows, late.max()) for late in lates]
 
     def waits(gains: Array) -> Array:
-        """What a step takes longer with these gains, since a batch waits for its last row."""
+        """Returns the factor by which a step takes longer since a batch waits for its last row."""
         if not together or remaining is None:
             return jnp.ones((), jnp.float32)
         left = remaining.astype(jnp.float32)
@@ -78,7 +79,7 @@ def choose(
         more = ahead * _spread(gains, widths) ** 2
         apart = jnp.maximum(apart - more, 0.0)
         added = jnp.sqrt(apart + more) - jnp.sqrt(apart)
-        # The expected greatest of so many normal variables (Blom 1958).
+        # The expected greatest of `count` normal variables (Blom 1958).
         last = jax.scipy.special.ndtri((count - 0.375) / (count + 0.25))
         return 1 / (1 - jnp.minimum(last * added / ahead, 0.5))
 
@@ -131,7 +132,7 @@ def choose(
 
 
 def _weights(alive: Array, remaining: Array | None, apart: float) -> Array:
-    """[B]: what a token of each row is worth, if all rows take one option; they add up to 1."""
+    """[B]: the weight of a token of each row, if all rows take one option; they add up to 1."""
     if len(alive) == 1:
         return jnp.ones(1, jnp.float32)
     left = jnp.zeros(alive.shape) if remaining is None else remaining
@@ -154,5 +155,5 @@ def _spread(gains: Array, widths: tuple[int, ...]) -> Array:
 
 
 def _at(x: Array, index: Array) -> Array:
-    """[B] of x [B, O], by the index [B]."""
+    """Returns [B], the entries of x [B, O] at the index [B]."""
     return jnp.take_along_axis(x, index[:, None], axis=1)[:, 0]

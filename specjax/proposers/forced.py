@@ -1,4 +1,4 @@
-"""`Forced`: the tokens that a constraint leaves no choice about."""
+"""`Forced`: drafts the tokens that a row's constraint forces."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from specjax.proposers.shapes import check_num_drafts
 from specjax.types import ABSENT, Proposal
 
 _WIDTHS = (1, 3, 5)
-"""Few tokens are forced at a time, and a narrower pass of the target costs less."""
+"""Numbers of tokens that the target may read of a row, up to the number of drafts and one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Forced(Proposer):
-    """Drafts what a row's constraint forces: the keys, quotes and braces of JSON, for instance.
+    """Drafts the tokens that a row's constraint forces, such as the keys and braces of JSON.
 
     Where the characters that follow are forced, the drafts are the tokens that the tokenizer spells
     them with.  The target may spell them otherwise, so it verifies these drafts like all others.
-    Rows without a constraint, and those in a state with several ways on, have no drafts; put
-    another proposer behind it with `FirstOf(Forced(4), NGram(4))`.
+    Rows without a constraint, and those in a state with several possible next characters, have no
+    drafts; combine it with another proposer by `FirstOf(Forced(4), NGram(4))`.
+
+    Example:
+      >>> drafter = specjax.first_of(Forced(8), specjax.NGram(8))
+      >>> specjax.generate(target, prompt, constraint=constraint, drafter=drafter)
     """
 
     num_drafts: int = 4

@@ -1,4 +1,4 @@
-"""`NGram`: prompt lookup, which copies what followed an earlier occurrence of the last tokens."""
+"""`NGram`: prompt lookup, copies the tokens after an earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from specjax.types import ABSENT, Block, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class NGram(Proposer):
-    """Copies what followed the most recent earlier occurrence of the longest matching suffix.
+    """Copies the tokens after the most recent earlier occurrence of the longest matching suffix.
 
     Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A
     continuation that reaches the end of the text starts again after the match: after "a b a b" the
     drafts are "a b a ...".
 
-    The documents of a row (`Block.documents`) are looked up in as well, like earlier parts of its
-    text.
+    The documents of a row (`Block.documents`) are searched as well, like earlier parts of its text.
 
-    Rows without a match have no drafts.  If no row has a match, the target reads the pending tokens
-    alone, as in plain decoding.  With `may_abstain=False` every pass has the same width, so that
+    Rows without a match have no drafts.  If no row has a match, the target reads only the pending
+    tokens, as in plain decoding.  With `may_abstain=False` every pass has the same width, so that
     its logits have the same bits.
 
     Reference: Saxena 2023, "Prompt lookup decoding".
+
+    Example:
+      >>> specjax.generate(target, prompt, proposer=NGram(num_drafts=8))
     """
 
     num_drafts: int = 4
@@ -68,7 +70,7 @@ class NGram(Proposer):
         return state.append(block)
 
     def _look_up(self, text: Array, length: Array, pending: Array) -> tuple[Array, Array]:
-        """One row: tokens and parents [N].
+        """Returns tokens and parents [N] of one row.
 
         The suffix ends with the pending token, which is put into slot `length`.
         """

@@ -1,4 +1,4 @@
-"""`OwnText`: the tokens that proposers look up in, those of a row itself and of its documents."""
+"""`OwnText`: the tokens that prompt lookup searches, those of a row itself and of its documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specjax.types import Block
 
 @struct.dataclass
 class OwnText:
-    """The documents of each row, and behind them its text so far without the pending token."""
+    """The documents of each row, followed by its text so far without the pending token."""
 
     tokens: Array  # [B, documents + capacity + ahead] int32; ABSENT around each document
     length: Array  # [B] int32; of both together, padding of the documents included
@@ -22,7 +22,7 @@ class OwnText:
 
     @classmethod
     def empty(cls, prompt: Block, capacity: int, ahead: int) -> OwnText:
-        """The documents of a prompt, with room for `capacity` tokens and `ahead` more."""
+        """Returns the documents of a prompt, with space for `capacity` tokens and `ahead` more."""
         text = jnp.zeros((len(prompt.tokens), capacity + ahead), jnp.int32)
         none = jnp.zeros_like(prompt.count)
         if prompt.documents is None:
@@ -31,11 +31,11 @@ class OwnText:
         return cls(jnp.concatenate([prompt.documents, text], axis=1), none + width, width)
 
     def first(self, count: Array) -> OwnText:
-        """With the first `count` [B] of the tokens that are not of documents."""
+        """Returns the documents and the first `count` [B] of the tokens after them."""
         return dataclasses.replace(self, length=count + self.documents)
 
     def append(self, block: Block) -> OwnText:
-        """With the tokens of a block that was committed."""
+        """Returns the text with the tokens of a committed block appended."""
         tokens = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))(
             self.tokens, block.tokens, self.length
         )

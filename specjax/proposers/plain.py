@@ -13,7 +13,7 @@ from specjax.types import ABSENT, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class NoProposer(Proposer):
-    """Proposes the root alone, padded with absent nodes to `num_nodes`.
+    """Proposes only the root, padded with absent nodes to `num_nodes`.
 
     With the `num_nodes` of another proposer (num_drafts + 1 for a chain) the target runs the same
     program on the same shapes, so the two can be compared bit for bit, in bfloat16 too.

@@ -1,4 +1,4 @@
-"""`Policy`: the numbers with which an `Adaptive` proposer chooses what a step does."""
+"""`Policy`: the constants with which an `Adaptive` proposer chooses the option of a step."""
 
 from __future__ import annotations
 
@@ -8,44 +8,47 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What is believed about acceptance, and what may be spent to learn more of it.
+    """The constants that estimate acceptance rates, and that limit the time of trials.
 
     A *step* as a unit of time is a step of plain decoding.  All numbers were set by hand: those of
     rates and trials with `python -m bench.adaptive`, which compares the choices with the best fixed
     option on 72 kinds of texts and costs.
 
     Attributes:
-      windows: drafts.  About so many of the last ones count in a rate.  The short windows follow a
-        text that changes, and the long ones say for sure what pays in a text that does not.
-      dealt: share.  So much of the weight of the windows is dealt out anew after each step, so that
-        no window is lost for good.
-      prior_share: share of a window.  The rate of earlier texts counts as so many drafts.
-      common: drafts.  The rate of earlier texts counts as so many beside the drafts of all rows of
-        a batch.
-      kept: factor.  The weight of older drafts in what tells the depths apart.
-      alike: drafts.  "All depths have one rate" counts as so many, since few drafts reach a great
-        depth.
-      most: probability.  No draft is surer than this, and none has less than its complement.
-      least: weight.  It is added to that of each window, so that they do not add up to 0 after many
-        surprising outcomes.
-      margin: share.  Drafts have to promise so much more than plain decoding, since rates and times
-        are estimates.
-      stays: steps.  A change of the choice is expected to last so long, and what a drafter has not
-        read is paid in that time.
-      apart: By chance, rows drift apart by about this number times the square root of the tokens
-        that are left.  A row that is so much behind another one counts e times as much.
-      budget_share: share of the decoding time that trials may cost.
-      won: share.  Trials of a proposer may also cost so much of the time that its drafts saved,
+      windows: drafts.  A window of w drafts estimates the rate from about the last w drafts.  Short
+        windows follow a text that changes; long ones have less variance in a text that does not.
+      dealt: share.  The share of the windows' weight that is redistributed after each step, so that
+        no window's weight vanishes.
+      prior_share: share.  The rate of earlier texts counts as this share of the drafts that a
+        window still lacks.
+      common: drafts.  The rate of earlier texts counts as this many drafts when it is pooled with
+        the drafts of the other rows of a batch.
+      kept: factor.  Each new draft of a depth multiplies the older counts of that depth by it.
+      alike: drafts.  The prior that all depths have one rate counts as this many drafts, since few
+        drafts reach a great depth.
+      most: probability.  The greatest acceptance rate; the least is its complement.
+      least: weight.  It is added to the weight of each window, so that they do not sum to 0 after
+        many unlikely outcomes.
+      margin: share.  Drafts must promise this share more tokens a second than plain decoding, since
+        rates and times are estimates.
+      stays: steps.  The expected number of steps until the choice changes again; the time in which
+        a drafter reads the tokens that it missed is divided by it.
+      apart: factor.  Rows drift apart by about this number times the square root of the tokens that
+        are left.  A row that is behind another one by that much has e times its weight.
+      budget_share: share.  The share of the decoding time that trials may cost.
+      won: share.  Trials of a proposer may also cost this share of the time that its drafts saved,
         since drafts that paid once are likelier to pay again.
       most_budget: steps.  The largest budget: a text that changes needs a few trials, and another
         text would only lose more.
-      ahead: steps.  A proposer whose drafts do not pay goes on while its budget covers so many.
+      ahead: steps.  A proposer whose drafts do not pay goes on while its budget covers this many
+        steps.
       longest_pause: steps.  The pause before a trial doubles up to it.
-      pause: steps before the first trial of a part of which nothing is known.
-      first_budget: steps.  What trials of such a part may cost at first; of a part that is known
-        from earlier texts, one trial is paid whatever it brings.
-      nearly: share.  A part that by its prior has so much of the speed of plain decoding is tried
-        soon.
+      pause: steps.  The pause before the first trial of a proposer without a rate from earlier
+        texts.
+      first_budget: steps.  The first budget of the trials of such a proposer; for a proposer with a
+        rate from earlier texts, one trial is always paid.
+      nearly: share.  A proposer that by its prior reaches this share of the speed of plain decoding
+        is tried after `pause` steps.
 
     Example:
       >>> cautious = Policy(budget_share=0.002, first_budget=1.0)
@@ -81,9 +84,9 @@ class Policy:
 
     @property
     def belief(self) -> tuple[float, ...]:
-        """The weight of each window before it predicted anything: most texts stay as they are."""
+        """The weight of each window before any outcome, in proportion to its length."""
         return tuple(window / sum(self.windows) for window in self.windows)
 
 
 POLICY = Policy()
-"""The policy by default."""
+"""The default policy."""

@@ -1,4 +1,4 @@
-"""`Rates`: how often recent drafts of a row were accepted, by their depth."""
+"""`Rates`: estimates how often recent drafts of a row were accepted, by their depth."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specjax.proposers.policy import POLICY, Policy
 
 @struct.dataclass
 class Rates:
-    """Counts with decaying weights.
+    """Counts of judged and accepted drafts, with decaying weights.
 
-    The rate of all depths is followed with several windows at once.  Each window is believed as
-    far as it predicted the outcomes so far, and a part of the weight is dealt out anew in every
+    The rate of all depths is followed with several windows at once.  A window's weight grows with
+    how well it predicted the outcomes so far, and a share of all weight is redistributed in every
     step, as in Herbster and Warmuth 1998, "Tracking the best expert".
     """
 
@@ -28,7 +28,7 @@ class Rates:
 
     @classmethod
     def start(cls, rows: int, depth: int, prior: Array, policy: Policy = POLICY) -> Rates:
-        """Nothing was counted yet, for `rows` rows and chains of at most `depth` drafts.
+        """Returns empty counts for `rows` rows and chains of at most `depth` drafts.
 
         `prior` [] is the acceptance rate to begin with.
         """
@@ -45,17 +45,17 @@ class Rates:
 
     @property
     def slow(self) -> Array:
-        """[B, 2]: judged and accepted drafts of all depths, by the longest window."""
+        """[B, 2]: the judged and accepted drafts of all depths, by the longest window."""
         return self.recent[:, -1]
 
     def after(self, offered: Array, accepted: Array, prior: Array, together: Array) -> Rates:
-        """The rates after a step.
+        """Returns the rates after a step.
 
         Args:
-          offered: [B] how many drafts the chains had; 0 changes nothing.
-          accepted: [B] how many of them were accepted.
+          offered: [B] the number of drafts of each chain; 0 changes nothing.
+          accepted: [B] the number of them that were accepted.
           prior: [] the rate before any draft of a row was judged.
-          together: [] or [B] bool, may a row learn from the other rows?
+          together: [] or [B] bool, True if a row may learn from the other rows.
         """
         policy, depth = self.policy, jnp.arange(self.by_depth.shape[1])
         offered, accepted = offered[:, None], accepted[:, None]
@@ -81,9 +81,9 @@ class Rates:
         )
 
     def gains(self, present: Array) -> Array:
-        """[B, D + 1]: the expected new tokens of a step with at most 0, 1, ... D drafts.
+        """Returns [B, D + 1]: the expected new tokens of a step with at most 0, 1, ... D drafts.
 
-        `present` [B]: how many drafts there are.
+        `present` [B]: the number of drafts of each row.
         """
         reached = (running_product(self.rate) * self.weight[..., None]).sum(1)
         reached = jnp.where(jnp.arange(reached.shape[1]) < present[:, None], reached, 0.0)

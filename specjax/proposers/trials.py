@@ -1,4 +1,4 @@
-"""`Trials`: when a proposer whose drafts do not pay drafts again, and the budget for that."""
+"""`Trials`: decides when a proposer whose drafts do not pay drafts again, within a budget."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Trials:
 
         Args:
           spent: [B] the time of the step; 0 for rows that are done.
-          saved: [B] what its tokens would have taken otherwise, less that time.
+          saved: [B] the time that its tokens would have taken otherwise, less the time of the step.
           used: [B] bool, rows with drafts of this proposer.
           tried: [B] bool, of those, rows in which they were a trial.
           paid: [B] bool, rows in which the drafts saved time.

@@ -17,15 +17,18 @@ from specjax.types import Proposal, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class BlockVerification(Rule):
-    """Exact, on a chain: in one step no exact rule accepts more tokens on average.
+    """An exact rule for chains; no exact rule accepts more tokens in one step on average.
 
-    `rejection` judges each draft alone and stops at the first rejection.  Here likely drafts can
-    compensate for an unlikely one after them: a prefix has a weight w, and a draft x changes it to
-    min(1, w p(x) / q(x)).  Each prefix is accepted or rejected with a uniform draw of its own, and
-    the longest accepted prefix is kept.  The next token is drawn from norm(max(w p - q, 0)), or
+    `rejection` judges each draft by itself and stops at the first rejection.  Here likely drafts
+    can compensate for an unlikely one after them: a prefix has a weight w, and a draft x changes it
+    to min(1, w p(x) / q(x)).  Each prefix is accepted or rejected with a uniform draw of its own,
+    and the longest accepted prefix is kept.  The next token is drawn from norm(max(w p - q, 0)), or
     from p after the whole chain.  A proposal without logits is a chain of point masses.
 
     Reference: Sun et al. 2024, arXiv 2403.10444, algorithm 2 and equation 4.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=BlockVerification(), temperature=0.8)
     """
 
     exact = True
@@ -44,7 +47,7 @@ class BlockVerification(Rule):
 
 
 def weigh(proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array, Array]:
-    """The acceptance probability of each prefix of one row's chain, and the residual after it.
+    """Computes the acceptance probability and the residual of each prefix of one row's chain.
 
     Args:
       proposal: of one row; the chain ends before its first absent node.

@@ -1,4 +1,4 @@
-"""Helpers of inexact rules, which accept drafts by their probability under the target.
+"""The common functions of inexact rules, which accept drafts by their probability under the target.
 
 These rules use the warped distribution.  So a draft that the settings exclude is never accepted,
 and greedy decoding stays greedy: at temperature 0 the target's best token has all the mass.
@@ -41,7 +41,7 @@ def confidence(proposal: Proposal, probs: Array) -> Array:
 
 
 def follow(draw: Draw, tree: Tree, logits: Array, kept: Array) -> Verdict:
-    """Accept the longest path whose drafts are all `kept` [N]; then emit the target's own draw.
+    """Accepts the longest path whose drafts are all `kept` [N]; then emits the target's own draw.
 
     Of several longest paths, the one with the lowest node index is accepted.
     """

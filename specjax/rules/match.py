@@ -16,7 +16,7 @@ from specjax.types import Proposal, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Match(Rule):
-    """Exact, for any proposal: every emitted token is the target's own draw.
+    """An exact rule for any proposal: every emitted token is the target's own draw.
 
     The token at absolute position t is argmax(logits + g_t); the Gumbel noise g_t depends only on
     the row's key and t.  So the text is that of plain decoding, with every proposer, number of
@@ -26,6 +26,9 @@ class Match(Rule):
 
     Reference: Daliri, Musco and Suresh 2024, arXiv 2408.07978, theorem 1 and section 4
     (Gumbel coupling).
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=Match())
     """
 
     exact = True

@@ -16,7 +16,7 @@ from specjax.types import Proposal, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Rejection(Rule):
-    """Exact: accept a draft x with probability min(1, p(x) / q(x)), else use the residual.
+    """An exact rule that accepts a draft x with probability min(1, p(x) / q(x)).
 
     p is the target's distribution after a node, q the draft's, and norm(max(p - q, 0)) the
     residual.  Siblings are tried in turn: after a rejection p becomes the residual, and q becomes
@@ -27,6 +27,9 @@ class Rejection(Rule):
     Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1; Chen et al. 2023, arXiv
     2302.01318, algorithm 2; for siblings without replacement, Jeon et al. 2024, arXiv 2402.14160,
     section 3.2.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=Rejection(), temperature=0.8)
     """
 
     exact = True
@@ -42,7 +45,7 @@ class Rejection(Rule):
 
 
 def draft_probabilities(proposal: Proposal) -> Array | None:
-    """[N, V] the distributions that children were drawn from; None for point masses.
+    """Returns [N, V] the distributions that children were drawn from; None for point masses.
 
     Raises:
       ValueError: the drafts were drawn, and the proposal has no logits.
@@ -61,7 +64,7 @@ def draft_probabilities(proposal: Proposal) -> Array | None:
 def walk(
     uniform: Array, proposal: Proposal, target: Array, draft: Array | None
 ) -> tuple[Array, Array, Array]:
-    """Walk down one row's tree: children come after their parent, so one pass over nodes is enough.
+    """Walks down one row's tree in one pass over nodes: children come after their parent.
 
     Args:
       uniform: [N] acceptance draws.
@@ -104,9 +107,9 @@ def walk(
 
 
 def _normalise(x: Array, otherwise: Array) -> Array:
-    """x / sum(x), or `otherwise` if x is zero.
+    """Returns x / sum(x), or `otherwise` if x is zero.
 
-    A residual is zero only if p = q up to rounding.  A rejection then comes from rounding alone,
+    A residual is zero only if p = q up to rounding.  A rejection then comes only from rounding,
     and p itself is the right distribution.
     """
     total = x.sum()

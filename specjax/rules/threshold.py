@@ -15,7 +15,7 @@ from specjax.types import Proposal, Verdict
 
 @struct.dataclass
 class Threshold(Rule):
-    """Inexact: accepts a draft while its probability under the target is at least `threshold`.
+    """An inexact rule: accepts drafts whose target probability is at least `threshold`.
 
     With `mean`, a path from the root to a leaf (on a chain: the whole chain) is accepted or
     rejected as a whole.  It is accepted if the mean of its drafts' probabilities is at least
@@ -23,6 +23,9 @@ class Threshold(Rule):
 
     At 0 every draft with p > 0 is accepted.  At 1 only drafts with p = 1 are, so the text is that
     of plain decoding.  The threshold is traced, so a new value does not recompile.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=Threshold(0.3))
     """
 
     threshold: float = 0.3
@@ -40,7 +43,7 @@ class Threshold(Rule):
         return follow(draw, tree, logits, (likely > 0) & enough)
 
     def _averages(self, tree: Tree, likely: Array) -> Array:
-        """[N] bool: whether the node is on an accepted path to a leaf.
+        """Returns [N] bool: True for a node on an accepted path to a leaf.
 
         Such a path has no draft with p = 0, and a mean probability of at least the threshold.
         """

@@ -16,13 +16,16 @@ from specjax.types import Proposal, Verdict
 
 @struct.dataclass
 class Typical(Rule):
-    """Inexact: accepts a draft x if p(x) > min(posterior_threshold, posterior_alpha exp(-H(p))).
+    """An inexact rule: accepts x if p(x) > min(posterior_threshold, posterior_alpha exp(-H(p))).
 
     p is the target's warped distribution after the draft's parent, and H(p) its entropy in nats: if
     many tokens are plausible, an unlikely one is accepted too.  In a tree the longest path is kept.
     Both thresholds are traced, so new values do not recompile.
 
     Reference: Cai et al. 2024, "Medusa", arXiv 2401.10774, section 2.3.1.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=Typical(0.09, 0.3))
     """
 
     posterior_threshold: float = 0.09

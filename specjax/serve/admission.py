@@ -1,4 +1,4 @@
-"""From a `Request` to the numbers of a row, with every check before the request waits."""
+"""Converts a `Request` into the numbers of a row, with every check before the request waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NONE = "none"
 """The name of plain decoding among the drafters of an engine."""
 
 BOTH = "+"
-"""Stands between two drafters of a request."""
+"""The separator between two drafters of a request."""
 
 _REFUSED = {
     "drafter": "proposer= with the name of a drafter that the engine was made with",
@@ -33,7 +33,7 @@ _REFUSED = {
     "rule": "nothing: an engine decodes with match, so that a text depends on its seed alone",
     "logits_processor": "logit_bias=: a function would be compiled while others wait",
 }
-"""Fields of a request that an engine cannot honour, and what to pass instead."""
+"""Fields of a request that an engine does not support, and what to pass instead."""
 
 _HONOURED = {
     "prompts", "messages", "chat_template_kwargs", "proposer", "adapter", "num_drafts",
@@ -41,7 +41,7 @@ _HONOURED = {
     "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_new_tokens", "eos",
     "seed", "stop", "logprobs", "constraint",
 }  # fmt: skip
-"""All other fields are refused unless they have their default: none is dropped silently."""
+"""Fields that an engine supports; a value of any other field is refused, never dropped silently."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Loaded:
 
 
 def load_all(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Loaded, ...]:
-    """The drafters by name, each checked.
+    """Returns the drafters by name, each checked.
 
     Raises:
       ValueError: a name or a drafter that an engine cannot use.
@@ -110,7 +110,7 @@ class Admitted:
 
 @dataclasses.dataclass(frozen=True)
 class Checker:
-    """What an engine offers: the checks of requests."""
+    """Checks requests against the limits and drafters of an engine."""
 
     target: LanguageModel
     loaded: tuple[Loaded, ...]
@@ -199,7 +199,7 @@ class Checker:
             )
 
     def _parts(self, names: object, adapter: object) -> tuple[list[Loaded], int]:
-        """The drafters of a request, and the slot of its adapter."""
+        """Returns the drafters of a request, and the slot of its adapter."""
         known = {part.name: part for part in self.loaded}
         if names is None:
             names = self._usual(adapter)
@@ -242,8 +242,7 @@ class Checker:
         return parts, owners[0].adapters.index(str(adapter))
 
     def _usual(self, adapter: object) -> str | None:
-        """The drafters of a request that names none: those by default, or the one that has the
-        adapter which the request names."""
+        """Returns the default drafters, or the one that has the adapter that the request names."""
         known = {part.name: part for part in self.loaded}
         usual = self.default.split(BOTH) if self.default else list(known)[:1]
         if adapter is not None and not any(

@@ -1,11 +1,11 @@
-"""The compiled programs of an engine, and the batch that they work on.
+"""Compiles the programs of an engine, and holds the batch that they work on.
 
     read        a chunk of a prompt, into a row of its own
     begin       that row as a state of the decoder
     insert      the row, into a slot of the batch
     run         a few steps of the batch
-    peek        what is new in every slot, as one small array for the host
-    copy        the first tokens of a slot, as a row to read on from
+    peek        the new tokens of every slot, as one small array for the host
+    copy        the first tokens of a slot, as a row that continues from there
 
 Every program has one shape (`read` has one for each width), and all of them run once when the
 engine starts.  So nothing is compiled while requests wait.
@@ -37,17 +37,17 @@ from specjax.serve.shardings import Shardings
 from specjax.types import DecodeState, Params, Stats
 
 MOST_STEPS = 32
-"""The most steps of a turn."""
+"""The most steps in a turn."""
 
 _EMPTY_TURNS = 9
-"""So many are timed."""
+"""The number of empty turns that are timed."""
 
 _COUNTS = len(dataclasses.fields(Stats))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """What `begin` needs of a request: numbers, all of them data of one program."""
+    """The numbers of a request that `begin` takes, all of them data of one program."""
 
     tokens: np.ndarray  # [n] int32, the prompt
     limit: int  # of prompt and output
@@ -62,13 +62,13 @@ class Row:
 
     @property
     def uses(self) -> frozenset[int]:
-        """The parts that this row drafts with."""
+        """The proposers with which this row drafts."""
         return frozenset(self.choice) - {PLAIN}
 
 
 @dataclasses.dataclass(frozen=True)
 class News:
-    """What `peek` says about one slot."""
+    """The new tokens of one slot, from `peek`."""
 
     length: int
     done: bool
@@ -78,7 +78,7 @@ class News:
 
 
 class Device:
-    """The arrays of an engine and its programs.  One thread uses it."""
+    """Holds the arrays of an engine and its programs.  Only one thread uses it."""
 
     def __init__(self, decoder: Decoder, params: Params, slots: int, chunk: int) -> None:
         several = decoder.proposer
@@ -100,12 +100,12 @@ class Device:
 
     @functools.cached_property
     def copies(self) -> bool:
-        """Whether the first tokens of a slot can be copied instead of read again."""
+        """True if the first tokens of a slot can be copied instead of read again."""
         reading = self._empty.eval_shape(self.params)
         return jax.eval_shape(self._reader.first, reading, np.int32(0)) is not None
 
     def start(self, row: Row) -> None:
-        """Make the batch, and compile every program, with `row` as an example of a request."""
+        """Makes the batch, and compiles every program, with `row` as an example of a request."""
         reading = self.empty()
         for width in widths(self.chunk):
             reading = self.read(reading, np.zeros(width, np.int32), 0, width, frozenset())
@@ -135,25 +135,25 @@ class Device:
     def read(
         self, reading: Reading, tokens: np.ndarray, start: int, width: int, uses: frozenset[int]
     ) -> Reading:
-        """One pass over `tokens`, of which the first is at `start`, padded to `width`."""
+        """Runs one pass over `tokens`, of which the first is at `start`, padded to `width`."""
         padded = np.zeros((1, width), np.int32)
         padded[0, : len(tokens)] = tokens
         at = np.int32(start), np.int32(len(tokens))
         return self._read(self.params, reading, padded, *at, self._flags(uses))
 
     def copy(self, slot: int, count: int) -> Reading:
-        """The first `count` tokens of the prompt of a slot, as a row to read on from."""
+        """Returns the first `count` tokens of the prompt of a slot, as a row of its own."""
         assert self.state is not None
         several = self.state.proposer
         held = Reading(self.state.cache, several.own, several.ends)
         return self._copy(held, np.int32(slot), np.int32(count))
 
     def begin(self, reading: Reading, row: Row) -> DecodeState:
-        """The state of a row whose prompt is read."""
+        """Returns the state of a row whose prompt is read."""
         return self._begin(self.params, reading, *self._inputs(row))
 
     def check_memory(self, row: Row) -> None:
-        """Refuse a batch that cannot fit, before anything is compiled.
+        """Raises ValueError if a batch cannot fit, before anything is compiled.
 
         The bytes needed are those of the batch, of a row outside of it and of the prompt that is
         read next, and of the logits of one step.  The parameters are already allocated.
@@ -198,7 +198,7 @@ class Device:
         self.state = self.decoder.insert(self.state, slot, alike)
 
     def end(self, ended: np.ndarray) -> None:
-        """Stop the rows where `ended` [slots] is True."""
+        """Stops the rows where `ended` [slots] is True."""
         assert self.state is not None
         self.state = dataclasses.replace(self.state, done=self._end(self.state.done, ended))
 
@@ -207,7 +207,7 @@ class Device:
         self.state = self.decoder.run(self.params, self.state, steps)
 
     def peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
-        """What is new in each slot since it had so many tokens, of which so many were new.
+        """Returns the new tokens of each slot, given the numbers of tokens that are already known.
 
         It waits until the device has finished.
         """
@@ -225,14 +225,14 @@ class Device:
         return news
 
     def recorded(self, slot: int) -> Logprobs | None:
-        """The log-probabilities of every token of a slot, on the host; None: they are not kept."""
+        """Returns the log-probabilities of every token of a slot, on the host; None without any."""
         assert self.state is not None
         if self.state.logprobs is None:
             return None
         return jax.device_get(self._recorded(self.state.logprobs, np.int32(slot)))
 
     def compiled(self) -> int:
-        """How many programs were compiled for this engine so far, those of `run` excepted."""
+        """The number of programs that were compiled for this engine so far, except for `run`."""
         programs = (
             self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
             self._end, self._tile,
@@ -290,7 +290,7 @@ class Device:
 
 
 def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:
-    """The passes over a prompt from `start` on, without its last token: start, tokens, width."""
+    """Returns start, number of tokens and width of each pass over a prompt from `start` on."""
     return [
         (at, tokens[at : at + count], width)
         for at, count, width in passes(start, len(tokens) - 1, chunk)
@@ -298,7 +298,7 @@ def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int,
 
 
 def _tiled(slots: int, row: DecodeState) -> DecodeState:
-    """A batch of copies of `row`, all of which are done."""
+    """Returns a batch of copies of `row`, all of which are done."""
     state = jax.tree.map(lambda x: x[jnp.zeros(slots, jnp.int32)], row)
     return dataclasses.replace(state, done=jnp.ones(slots, bool))
 

@@ -1,13 +1,13 @@
-"""`Engine`: requests come and go in a batch of fixed shape, while the texts stay what they are.
+"""`Engine`: serves requests in a batch of fixed shape, so that no text depends on other requests.
 
     submit -> queue -> read the prompt, a chunk a turn -> slot of the batch -> handle
 
 One thread owns the device.  Each of its turns reads at most one chunk of a prompt and then runs a
 few steps of the batch, so a long prompt delays the texts of others by one chunk at a time.
 
-Why no text depends on others: every pass has a fixed shape, rows do not mix in any operation, the
-noise of a token is keyed by the seed and the position, and the chunks of a prompt follow from its
-length.  `tests/core/test_serve.py` holds the engine to that, bit for bit.
+No text depends on others, because every pass has a fixed shape, rows do not mix in any operation,
+the noise of a token is keyed by the seed and the position, and the chunks of a prompt follow from
+its length.  `tests/core/test_serve.py` tests that, bit for bit.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class Engine:
     """Serves requests for texts of one target, each with a drafter of its own.
 
     Threads may share it.  `with Engine(...) as engine` closes it at the end.
+
+    Example:
+      >>> with Engine(target, {"draft": specjax.make_drafter(target, draft)}) as engine:
+      ...     text = engine.submit(specjax.Request(prompts="def main(", seed=1)).result().text
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class Engine:
 
         Args:
           target: from `specjax.load`; with mesh= it is served from several devices of one process.
-          drafters: what requests may draft with, by name.
+          drafters: the drafters of requests, by name.
           slots: the rows of the batch; on a mesh a multiple of the devices along `data`.
           capacity: the most tokens of a prompt with its output.
           waiting: the most requests that wait for a slot; more are refused at once.
@@ -66,7 +70,7 @@ class Engine:
           default: the drafter of requests that name none, or two as "first+second"; "none" is
             plain decoding, and None the first drafter.
           constraint_size: the most states of a request's constraint, and the most classes of its
-            tokens, which take part in every step; None refuses constraints.
+            tokens, which cost time in every step; None refuses constraints.
           logprobs: record log-probabilities, and those of this many most probable tokens; None
             records nothing.
 
@@ -128,7 +132,7 @@ class Engine:
 
     @property
     def drafters(self) -> tuple[Loaded, ...]:
-        """What requests may name."""
+        """The names of the drafters that requests may use."""
         return self.checker.loaded
 
     @property
@@ -162,24 +166,24 @@ class Engine:
         return handle
 
     def load(self) -> Load:
-        """What the engine is doing."""
+        """Returns the load of the engine: the requests that wait and run, and the counts so far."""
         return self._scheduler.load()
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine still serves the requests that it has accepted."""
+        """True if the engine still serves the requests that it has accepted."""
         return self._scheduler.healthy
 
     def compiled(self) -> int:
-        """The programs that this engine has compiled; the number stays what it was at the start."""
+        """The number of programs that this engine has compiled; it is constant after the start."""
         return self._device.compiled()
 
     def close(self, finish: bool = True, timeout: float | None = None) -> None:
-        """Take no more requests, and stop.
+        """Refuses new requests, and stops.
 
         Args:
-          finish: serve what was accepted first; else those requests end with `Closed`.
-          timeout: wait at most so many seconds; what is left then ends with `Closed`.
+          finish: serve the accepted requests first; else they end with `Closed`.
+          timeout: the most seconds to wait; the remaining requests then end with `Closed`.
         """
         self._scheduler.close(finish, timeout)
 
@@ -201,7 +205,7 @@ def _check_mesh(target: LanguageModel, slots: int) -> None:
 
 
 def _arrays(part: Loaded, target: LanguageModel) -> object:
-    """The parameters of a drafter; each row chooses its adapter later."""
+    """Returns the parameters of a drafter; each row chooses its adapter later."""
     return part.drafter.arrays(target, 1, part.adapters[0] if part.adapters else None)
 
 

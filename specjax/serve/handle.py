@@ -1,4 +1,4 @@
-"""`Handle`: a request that an engine serves, as its user sees it."""
+"""`Handle`: gives a user the text of a request that an engine serves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specjax.text import Texts
 
 
 class Busy(Exception):
-    """The queue of an engine is full; try again after `seconds`."""
+    """Raised if the queue of an engine is full; try again after `seconds`."""
 
     def __init__(self, waiting: int, seconds: float) -> None:
         super().__init__(f"{waiting} requests are waiting already: try again in {seconds:.0f} s")
@@ -28,19 +28,19 @@ class Busy(Exception):
 
 
 class Closed(Exception):
-    """The engine takes no more requests, or has stopped before it had served this one."""
+    """Raised if the engine takes no more requests, or stopped before it had served this one."""
 
 
 class Guess(NamedTuple):
-    """Who guessed a token."""
+    """The proposer of a token, and its depth."""
 
     depth: int  # as a draft: 1 is the token after the pending one; 0: the target drew it itself
     drafter: str | None  # None at depth 0
-    offered: int  # drafts of the step that wrote this token
+    offered: int  # drafts of the step that emitted this token
 
 
 class Step(NamedTuple):
-    """What a step of the target wrote."""
+    """The tokens of one step of the target."""
 
     offered: int  # drafts
     accepted: int  # of them
@@ -59,7 +59,7 @@ class Counts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a text ends."""
+    """The end of a text: its length, its text and the reason."""
 
     kept: int  # the first tokens, which are the result
     text: str  # of them
@@ -69,7 +69,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Increment:
-    """What is new of a text, without tokens whose text a stop string might still cut.
+    """The new tokens of a text, without those whose text a stop string might still cut.
 
     The texts, tokens, guesses, log-probabilities and pieces of all increments, joined, are those of
     the `Served`.
@@ -81,12 +81,12 @@ class Increment:
     logprobs: Logprobs | None  # of the tokens
     start: int  # the tokens of all increments before this one
     offset: int  # the characters of all increments before this one
-    pieces: list[str]  # the part of `text` that each token wrote
+    pieces: list[str]  # the characters of `text` that each token adds
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Moments in seconds of `time.perf_counter`; None: not yet."""
+    """Moments of a request, in seconds of `time.perf_counter`; None: not yet."""
 
     submitted: float
     begun: float | None = None  # reading the prompt
@@ -96,7 +96,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A whole text."""
+    """The whole text of a request, with its tokens and counts."""
 
     text: str
     tokens: list[int]
@@ -111,7 +111,7 @@ class Served:
 
     @functools.cached_property
     def pieces(self) -> list[str]:
-        """The part of `text` that each token wrote."""
+        """The characters of `text` that each token adds."""
         return self.texts.pieces(0, self.tokens, self.text)
 
     @property
@@ -128,7 +128,7 @@ class Served:
 
 
 class Handle:
-    """Iterate over it for increments, or ask for the `result`.
+    """A request that an engine serves: iterate over its increments, or wait for the `result`.
 
     Several threads may use it.  `async for` and `await handle.wait()` work from an event loop.
     """
@@ -150,18 +150,18 @@ class Handle:
         self.cancelled = False  # the engine looks at it before every turn
 
     def cancel(self) -> None:
-        """Stop writing this text.  Its slot is free after the running turn."""
+        """Stops this text.  Its slot is free after the running turn."""
         self.cancelled = True
 
     def done(self) -> bool:
-        """Whether the whole text has been written, or an error has been reported."""
+        """True if the whole text is there, or an error has been reported."""
         return self._served is not None or self._error is not None
 
     def result(self, timeout: float | None = None) -> Served:
-        """Wait for the whole text.
+        """Waits for the whole text.
 
         Raises:
-          Closed: the engine stopped before.
+          Closed: the engine stopped before the end of the text.
           TimeoutError: it took longer than `timeout` seconds.
         """
         with self._changed:
@@ -170,7 +170,7 @@ class Handle:
         return self._outcome()
 
     async def wait(self) -> Served:
-        """As `result`, from an event loop."""
+        """Waits for the whole text as `result`, from an event loop."""
         with self._waking() as moved:
             while not self.done():
                 await moved.wait()
@@ -205,7 +205,7 @@ class Handle:
 
     @contextlib.contextmanager
     def _waking(self) -> Iterator[asyncio.Event]:
-        """An event of the running loop that is set whenever the text has grown or ended."""
+        """Returns an event of the running loop that is set whenever the text has grown or ended."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -224,10 +224,10 @@ class Handle:
         return self.done() or len(self._tokens) > seen
 
     def _since(self, at: int, sent: int) -> tuple[Increment | None, int, bool]:
-        """What is new since `at` tokens and `sent` characters were passed on.
+        """Returns the increment since `at` tokens and `sent` characters.
 
         Returns:
-          The increment, or None if nothing new is settled; how many tokens were looked at; and
+          The increment, or None if nothing new is settled; the number of tokens that it covers; and
           whether the text has ended.
         """
         with self._changed:
@@ -262,7 +262,7 @@ class Handle:
 
     @property
     def seconds(self) -> float:
-        """From the first chunk of the prompt to the end of the text; 0 before."""
+        """The seconds from the first chunk of the prompt to the end of the text; 0 before that."""
         begun, ended = self._times.begun, self._times.ended
         return 0.0 if begun is None or ended is None else ended - begun
 
@@ -272,7 +272,7 @@ class Handle:
         return self._tokens
 
     def begin(self) -> None:
-        """The request has a slot now; for its times."""
+        """Records that the request has a slot now, for its times."""
         self._times = dataclasses.replace(self._times, begun=time.perf_counter())
 
     def extend(
@@ -283,7 +283,7 @@ class Handle:
         logprobs: Logprobs | None,
         end: End | None = None,
     ) -> None:
-        """Add tokens with their codes (`several.unpack`), and end the text with `end`.
+        """Adds tokens with their codes (`several.unpack`), and ends the text with `end`.
 
         Readers see the last tokens and the end at once: the tokens may hold a stop string.
 
@@ -311,7 +311,7 @@ class Handle:
             self._wake()
 
     def _guesses_of(self, codes: list[int], accepted: int) -> list[Guess]:
-        """Who guessed the new tokens, of which at least one is there."""
+        """Returns the proposers of the new tokens, of which there is at least one."""
         guesses = [self._guess(*unpack(code)) for code in codes]
         drafts = sum(guess.depth > 0 for guess in [*self._guesses, *guesses])
         if drafts < accepted:
@@ -326,7 +326,7 @@ class Handle:
         return Guess(depth, self._drafters[column] if depth else None, offered)
 
     def fail(self, error: Exception) -> None:
-        """End the request with an error, unless it has ended."""
+        """Ends the request with an error, unless it has ended."""
         with self._changed:
             if not self.done():
                 self._error = error

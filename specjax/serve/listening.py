@@ -14,11 +14,11 @@ _PACKAGES = ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_cl
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
-    """How a server listens.
+    """The address and the limits of a server.
 
     Attributes:
       host, port: the address; port 0 is any free one.
-      api_key: what clients have to send; None: they need none.
+      api_key: the key that clients must send; None: they need no key.
       body: the most bytes of a request.
       texts: the most texts that one request may ask for.
     """
@@ -38,10 +38,10 @@ def check_packages() -> None:
 
 
 def run_server(engine: Engine, options: ServerOptions, started: Callable[[str, int], None]) -> None:
-    """Serve until SIGTERM or SIGINT, and close the engine.
+    """Serves until SIGTERM or SIGINT, and closes the engine.
 
     Args:
-      started: is called with the address once the server listens.
+      started: called with the address once the server listens.
 
     Raises:
       ImportError: as `check_packages`.

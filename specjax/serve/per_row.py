@@ -16,15 +16,15 @@ from specjax.tree import Tree
 from specjax.types import ABSENT, Block, Proposal
 
 PLAIN = -1
-"""In `SeveralState.choice`: no proposer."""
+"""The value of `SeveralState.choice` without a proposer."""
 
 _BY, _OFFERED = 8, 16
-"""Bits of a code in `SeveralState.origin`: the depth is below them."""
+"""The bits of a code in `SeveralState.origin`; the depth is in the bits below them."""
 
 
 @struct.dataclass
 class SeveralState:
-    """The states of all parts, what each row chose, and who guessed each of its new tokens."""
+    """The states of all proposers, the choices of each row, and the proposer of each new token."""
 
     own: tuple[Arrays, ...]  # a state for each part
     choice: Array  # [B, 2] int32; the part whose drafts a row takes, and the part for steps in
@@ -40,14 +40,15 @@ class SeveralState:
 
 @dataclasses.dataclass(frozen=True)
 class PerRow(Proposer):
-    """For each row the drafts of the proposer that it chose, or of its second choice, or none.
+    """Gives each row the drafts of the proposer that it chose, or of its second choice, or none.
 
-    All parts run on the whole batch, but a part that no row chose is skipped with all its passes.
-    Proposals always have as many nodes as the largest part makes, and the target always reads all
-    of them.  So no row can change the shape of a pass over another row, and with it the rounding.
+    All proposers run on the whole batch, but one that no row chose is skipped with all its passes.
+    Proposals always have as many nodes as the largest proposer makes, and the target always reads
+    all of them.  So no row can change the shape of a pass over another row, and with it the
+    rounding.
 
     Attributes:
-      parts: chains and trees; none of them drafts in the target's cache.
+      parts: the proposers, chains and trees; none of them drafts in the target's cache.
     """
 
     parts: tuple[Proposer, ...]
@@ -80,7 +81,7 @@ class PerRow(Proposer):
         return dataclasses.replace(state, own=own)
 
     def state(self, own: tuple[Arrays, ...], rows: int, capacity: int) -> SeveralState:
-        """The state of rows that have not chosen yet, from the states of the parts."""
+        """Returns the state of rows that have not chosen yet, from the states of the proposers."""
         zero = jnp.zeros(rows, jnp.int32)
         return SeveralState(
             own=own,
@@ -92,11 +93,11 @@ class PerRow(Proposer):
         )
 
     def seen(self, index: int, block: Block) -> Block:
-        """`block` with the features of the layers that a part taps."""
+        """Returns `block` with the features of the layers that a proposer taps."""
         return dataclasses.replace(block, features=self.features(index, block.features))
 
     def features(self, index: int, all_features: Array | None) -> Array | None:
-        """[..., F] of a part, from those of all taps; None without taps."""
+        """Returns [..., F] of a proposer, from the features of all taps; None without taps."""
         taps = self.parts[index].taps
         if all_features is None or not taps:
             return None
@@ -159,7 +160,7 @@ class PerRow(Proposer):
         limit: Array,
         blank: tuple[Array, Array],
     ) -> tuple[tuple[Array, Array], Arrays]:
-        """Tokens and parents [B, N] of a part, and its state; it is skipped if no row wants it."""
+        """Returns tokens and parents [B, N] of a proposer, and its state, if a row wants it."""
         part = self.parts[index]
         depth = jnp.minimum(jnp.max(jnp.where(wanted, limit, 1)), part.max_depth)
         narrowed = dataclasses.replace(context, depth=depth)
@@ -176,17 +177,17 @@ class PerRow(Proposer):
         return drafts, own
 
     def _padded(self, tokens: Array, parent: Array, pending: Array) -> tuple[Array, Array]:
-        """Tokens and parents with `num_nodes` nodes: absent ones are added."""
+        """Returns tokens and parents with `num_nodes` nodes: absent ones are added."""
         more = ((0, 0), (0, self.num_nodes - tokens.shape[1]))
         tokens = jnp.pad(tokens, more).at[:, 0].set(pending)
         return tokens.astype(jnp.int32), jnp.pad(parent, more, constant_values=ABSENT)
 
 
 def unpack(code: int) -> tuple[int, int, int]:
-    """A code of `SeveralState.origin`.
+    """Decodes a code of `SeveralState.origin`.
 
     Returns:
-      The depth of the token as a draft, 0 if the target drew it itself; which choice of the row
-      drafted in that step, 0 or 1; and how many drafts the step had.
+      The depth of the token as a draft, 0 if the target drew it itself; the choice of the row that
+      drafted in that step, 0 or 1; and the number of drafts of the step.
     """
     return code & 255, code >> _BY & 255, code >> _OFFERED

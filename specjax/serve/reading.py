@@ -1,11 +1,11 @@
-"""Reading a prompt chunk by chunk, by the target and by the proposers that read prompts, too.
+"""Reads a prompt chunk by chunk, into the target and into the proposers that read prompts.
 
     prompt     . . . . . . . . . . .|.        the last token is pending: nothing reads it
     chunks     [ whole ][ whole ][ ]          the last one is as narrow as it may be
 
-The bounds of the chunks depend on the length of the prompt alone.  So a prompt is read with the
-same bits whatever else is served, and a whole chunk at the beginning of two prompts has the same
-keys and values in both.
+The bounds of the chunks depend only on the length of the prompt.  So a prompt is read with the same
+bits whatever else is served, and a whole chunk at the beginning of two prompts has the same keys
+and values in both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NARROWEST = 8
 
 @struct.dataclass
 class Reading:
-    """One row whose prompt is being read."""
+    """The state of one row whose prompt is being read."""
 
     cache: Cache  # the target's
     own: tuple[Arrays, ...]  # the state of each part
@@ -37,12 +37,12 @@ class Reading:
 
 
 def widths(chunk: int) -> tuple[int, ...]:
-    """The widths of the passes over a prompt, ascending."""
+    """Returns the widths of the passes over a prompt, ascending."""
     return tuple(sorted({chunk, *(w for w in (chunk >> n for n in (1, 2, 3)) if w >= _NARROWEST)}))
 
 
 def passes(start: int, count: int, chunk: int) -> Iterator[tuple[int, int, int]]:
-    """The start, the number of tokens and the width of each pass over tokens `start` to `count`."""
+    """Returns start, number of tokens and width of each pass over tokens `start` to `count`."""
     for at in range(start, count, chunk):
         tokens = min(chunk, count - at)
         yield at, tokens, next(width for width in widths(chunk) if width >= tokens)
@@ -50,7 +50,7 @@ def passes(start: int, count: int, chunk: int) -> Iterator[tuple[int, int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """The parts of a decoder, as functions of one row's `Reading`.
+    """The operations of a decoder on one row's `Reading`.
 
     Attributes:
       capacity: slots for tokens, a multiple of `chunk`.
@@ -63,7 +63,7 @@ class Reader:
     chunk: int
 
     def empty(self, params: Params) -> Reading:
-        """The reading of a row before its prompt."""
+        """Returns the reading of a row before its prompt."""
         cache = empty_cache(self.target, 1, self.capacity, slots_ahead(self.several))
         tokens = jnp.zeros((1, 1), jnp.int32)
         out = self._apply(params, tokens, jnp.zeros((1, 1), jnp.int32), cache)
@@ -84,10 +84,10 @@ class Reader:
         count: Array,
         uses: Array,
     ) -> Reading:
-        """Read the first `count` of `tokens` [1, W], which begin at `start` of the text.
+        """Reads the first `count` of `tokens` [1, W], which begin at `start` of the text.
 
         Args:
-          uses: [parts] bool; the other parts do not read.
+          uses: [parts] bool, the proposers that read.
         """
         at = jnp.minimum(start + jnp.arange(tokens.shape[1]), self.target.max_positions - 1)
         out = self._apply(params, tokens, at[None], reading.cache)
@@ -102,14 +102,14 @@ class Reader:
         return Reading(out.cache.commit(count[None]), own, ends)
 
     def first(self, reading: Reading, count: Array) -> Reading | None:
-        """The reading of a row after the first `count` tokens of another one's prompt.
+        """Returns the reading of a row after the first `count` tokens of another one's prompt.
 
         Args:
-          reading: what that row has now; it may have gone on to decode.
+          reading: the present state of that row, which may have decoded further.
           count: [], a multiple of `chunk`.
 
         Returns:
-          None if the target's cache or a part cannot be cut.
+          The reading, or None if the target's cache or a proposer cannot be truncated.
         """
         cache, count = reading.cache.truncate(count[None]), count[None]
         last = None
@@ -129,7 +129,7 @@ class Reader:
     def _read_part(
         self, index: int, params: Params, state: Arrays, block: Block, wanted: Array
     ) -> Arrays:
-        """The state of a part after more of the prompt; not `wanted`: it stays."""
+        """Returns the state of a proposer after more of the prompt; unchanged unless `wanted`."""
         part, own = self.several.parts[index], params.proposer[index]
         seen = self.several.seen(index, block)
 

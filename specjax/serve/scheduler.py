@@ -1,4 +1,4 @@
-"""The thread of an engine: which request is read, what runs, and who gets what.
+"""`Scheduler`: the thread of an engine, which reads prompts, runs steps and delivers tokens.
 
     queue -> one prompt that is read, a chunk a turn -> a slot of the batch -> the handle
 
@@ -24,12 +24,12 @@ _New = tuple[list[int], list[int], int, Logprobs | None]
 """The arguments of `Handle.extend` for new tokens."""
 
 _HOST_SHARE = 0.05
-"""Turns have so many steps that what each of them costs beside its steps is below this share."""
+"""The largest share of a turn's time that the host may cost apart from the steps."""
 
 
 @dataclasses.dataclass(eq=False)
 class Admission:
-    """A request on its way to a slot."""
+    """A request that waits for a slot."""
 
     row: Row
     prepared: Prepared
@@ -54,7 +54,7 @@ class _Slot:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What an engine is doing, and has done."""
+    """The numbers of waiting and running requests of an engine, and its counts so far."""
 
     running: int
     waiting: int
@@ -89,7 +89,7 @@ class Scheduler:
         self._thread.start()
 
     def put(self, admission: Admission) -> None:
-        """Queue a request.
+        """Queues a request.
 
         Raises:
           Busy: too many requests are waiting.
@@ -113,11 +113,11 @@ class Scheduler:
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread still serves the requests that it has accepted."""
+        """True if the thread still serves the requests that it has accepted."""
         return self._thread.is_alive() and self._error is None
 
     def close(self, finish: bool, timeout: float | None) -> None:
-        """As `Engine.close`."""
+        """Stops the thread, as `Engine.close`."""
         with self._changed:
             self._closing = True
             self._cut |= not finish
@@ -130,14 +130,14 @@ class Scheduler:
             self._thread.join()
 
     def check_open(self) -> None:
-        """Raises Closed unless it takes requests."""
+        """Raises Closed unless the scheduler takes requests."""
         if self._error is not None:
             raise Closed(f"the engine has stopped: {self._error}")
         if self._closing:
             raise Closed("the engine is stopping and takes no more requests")
 
     def _is_idle(self) -> bool:
-        """Whether the next request will begin at once."""
+        """True if the next request will begin at once."""
         is_free = any(slot.handle is None for slot in self._slots)
         return is_free and self._admission is None and not self._queue
 
@@ -165,7 +165,7 @@ class Scheduler:
             handle.fail(error)
 
     def _wait_for_work(self) -> bool:
-        """Wait until there is something to do.  False: stop."""
+        """Waits until there is something to do.  Returns False to stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._has_work())
             return not self._cut and self._has_work()
@@ -175,7 +175,7 @@ class Scheduler:
         return bool(self._queue) or self._admission is not None or running
 
     def _turn(self) -> None:
-        """Drop what was cancelled, read one chunk of a prompt, and run a few steps."""
+        """Drops cancelled requests, reads one chunk of a prompt, and runs a few steps."""
         began = time.perf_counter()
         self._drop_cancelled()
         with self._changed:
@@ -201,7 +201,7 @@ class Scheduler:
             self._adapt(host, arrived - ran - starting, steps)
 
     def _adapt(self, host: float, device: float, steps: int) -> None:
-        """Choose the steps of the next turns by the seconds of this one.
+        """Chooses the number of steps of the next turns by the seconds of this one.
 
         Args:
           host: seconds of the turn that more steps would not have made longer.
@@ -237,7 +237,7 @@ class Scheduler:
             admission.handle.extend([], [], 0, None, End(0, "", "cancelled", (0,) * 5))
 
     def _read(self, admission: Admission) -> bool:
-        """Read a chunk of a prompt; once it is read, put it into a free slot.
+        """Reads a chunk of a prompt; once it is read, puts it into a free slot.
 
         Returns:
           False if the prompt is read and waits for a slot.
@@ -272,10 +272,10 @@ class Scheduler:
         return True
 
     def _known_prefix(self, row: Row) -> tuple[int, int]:
-        """A slot that holds the beginning of this prompt, and how many tokens of it can be copied.
+        """Returns a slot that has a prefix of this prompt, and the number of tokens to copy.
 
-        Only whole chunks are copied: they were read with the same bits as this prompt would be.
-        At least one token is left, since a drafter may need the hidden state of the last one.
+        Only whole chunks are copied: they were read with the same bits as this prompt would be.  At
+        least one token is not copied, since a drafter may need the hidden state of the last one.
         """
         best = 0, 0
         if not self._device.copies:
@@ -293,11 +293,11 @@ class Scheduler:
         return best
 
     def _least_useful(self, free: list[int]) -> int:
-        """The free slot whose prompt is the shortest: the longer ones may be copied again."""
+        """Returns the free slot with the shortest prompt: the longer ones may be copied again."""
         return min(free, key=lambda number: len(self._slots[number].prompt))
 
     def _deliver_or_fail(self, number: int, slot: _Slot, new: News) -> None:
-        """A text that cannot be passed on, such as by a broken tokenizer, fails alone."""
+        """Delivers a text; a failure, such as of a broken tokenizer, ends only that text."""
         handle = slot.handle
         assert handle is not None
         try:
@@ -334,7 +334,7 @@ class Scheduler:
         self._finish(slot, End(len(tokens), text, finish, new.counts), news)
 
     def _finish(self, slot: _Slot, end: End, news: _New = ([], [], 0, None)) -> None:
-        """Free a slot, and pass on the last of its text together with the end."""
+        """Frees a slot, and delivers the last tokens of its text together with the end."""
         handle = slot.handle
         assert handle is not None
         with self._changed:
@@ -346,7 +346,7 @@ class Scheduler:
 
 
 def _part(whole_row: Logprobs | None, start: int, stop: int, num_top: int) -> Logprobs | None:
-    """The log-probabilities of the tokens `start` to `stop`, with those of `num_top` tokens."""
+    """Returns the log-probabilities of the tokens `start` to `stop`, and of `num_top` others."""
     if whole_row is None:
         return None
     raw, warped, top_ids, top = (

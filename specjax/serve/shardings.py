@@ -1,9 +1,9 @@
-"""Where the arrays of an engine lie on a mesh: the batch, a row of its own, and a prompt's reading.
+"""The shardings of an engine's arrays on a mesh: of the batch, of a single row, and of a prompt.
 
     batch      rows over `data`, heads over `model`
     one row    held by every device along `data`, heads over `model`
 
-Without a mesh nothing here does anything.
+Without a mesh these functions do nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shardings:
 
     Attributes:
       mesh: of the target's parameters; None on one device.
-      target: are the target's parameters split over it?
+      target: True if the target's parameters are split over the mesh.
       parts: the same for each drafter.
     """
 
@@ -45,7 +45,7 @@ class Shardings:
         )
 
     def rows(self, arrays: _T) -> _T:
-        """Arrays of the batch that are no caches."""
+        """Shards the arrays of the batch that are not caches."""
         return shard_state(arrays, self.mesh, False)
 
     def batch(self, state: DecodeState) -> DecodeState:

@@ -18,7 +18,7 @@ from specjax.text.confined import LONGEST
 from specjax.text.sandbox import ask
 
 Messages = Sequence[Mapping[str, object]]
-"""One conversation: [{"role": "user", "content": "..."}, ...]."""
+"""A conversation: [{"role": "user", "content": "..."}, ...]."""
 
 SPECIAL_TOKENS = (
     "bos_token",
@@ -40,7 +40,7 @@ def render(
     add_generation_prompt: bool = True,
     **variables: object,
 ) -> str:
-    """The text of a conversation.
+    """Renders the text of a conversation.
 
     It contains the special tokens, so encode it with `add_special_tokens=False`.
 
@@ -94,7 +94,7 @@ def render(
 
 
 def _plain(value: object) -> object:
-    """A mapping, sequence or number of another library as JSON has it."""
+    """Returns a mapping, sequence or number of another library as JSON has it."""
     if isinstance(value, Mapping):
         return dict(value)
     plain = number(value)
@@ -107,7 +107,7 @@ def _plain(value: object) -> object:
 
 
 def _is_message(message: object) -> bool:
-    """Does it have a role, and a text or a list of parts as content?  Templates check the rest."""
+    """Returns whether a message has a role, and a text or a list of parts as content."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
@@ -117,7 +117,7 @@ def _is_message(message: object) -> bool:
 
 
 def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[str | None, str]:
-    """The source of the chat template, or None if the folder has none, and where it is."""
+    """Returns the source of the chat template, or None if the folder has none, and where it is."""
     if (name := "chat_template.jinja") in files:
         try:
             return files[name].decode(), name
@@ -148,7 +148,7 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[str |
 
 
 def _special_tokens(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[str, str]:
-    """{"bos_token": text, ...}; tokenizer_config.json overrides special_tokens_map.json."""
+    """Returns {"bos_token": text, ...}; tokenizer_config.json overrides special_tokens_map.json."""
     special = {}
     for source, tokens in (
         ("special_tokens_map.json", _object(files, "special_tokens_map.json")),
@@ -169,7 +169,7 @@ def _special_tokens(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[
 
 
 def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """The JSON object in the file `name`; {} if there is no such file."""
+    """Returns the JSON object in the file `name`; {} if there is no such file."""
     try:
         content = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are ValueErrors

@@ -1,7 +1,7 @@
-"""The program of a confined process: it does what may kill or stall whoever does it.
+"""The program of a confined process: it runs jobs that may kill or stall their process.
 
-`sandbox.py` starts it as `python -I -S confined.py JOB SYS_PATH`.  It imports what the job needs,
-gives up files and most of the memory, and then answers requests.  A request is a line
+`sandbox.py` starts it as `python -I -S confined.py JOB SYS_PATH`.  It imports the modules of the
+job, gives up files and most of the memory, and then answers requests.  A request is a line
 {"seconds": s, "length": n} and n bytes; an answer is a line of JSON.
 
 It imports nothing of specjax, which would bring JAX.
@@ -29,19 +29,21 @@ _Answer = dict[str, Any]
 _Job = Callable[[bytes], _Answer]
 
 MEMORY = 2**30
-"""The bytes of address space that a job has, besides `PER_BYTE` for each byte of its request."""
+"""The bytes of address space of a job, in addition to `PER_BYTE` for each byte of its request."""
 
 PER_BYTE = 64
-"""A tokenizer needs about 30 bytes for a byte of its file, and the parsed file as much again."""
+"""The bytes of memory for each byte of a request.  A tokenizer needs about 30 for a byte of its
+file, and the parsed file as much again.
+"""
 
 LONGEST = 2**24
-"""The characters that a template may write; a text of a million tokens has about 5 million."""
+"""The most characters of a rendered template; a text of a million tokens has about 5 million."""
 
 END = chr(0x10FFFF)
-"""Ends the texts of an expression: it is no character, and never in a text."""
+"""The character that ends the texts of an expression; no text contains it."""
 
 STATES = 2**15 - 1
-"""The states of bytes that an expression may have; the table has 16 bits for each."""
+"""The most states of an expression's automaton; the table has 16 bits for each."""
 
 _SHOWN = 400  # characters of a message
 _GROWTH = 1000  # times that normalizers and decoders may lengthen a text
@@ -54,7 +56,7 @@ def templates() -> _Job:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %} marks the assistant's text for training; it renders as its content."""
+        """Renders {% generation %}, which marks text for training, as its content."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -150,9 +152,9 @@ def expressions() -> _Job:
     """Compiles {"expression": ..., "absent": ...} into states of bytes.
 
     outlines_core searches for an expression anywhere in a text, though only matches from its first
-    character are asked for.  So its states are sets of the places where a match may have begun, and
-    `"([^"]|\\\\"){0,20}"` has a million of them.  A character before the expression that is absent
-    from its texts (or "" if none is known) keeps a match from beginning later.
+    character are asked for.  So its states are sets of the positions at which a match may have
+    begun, and `"([^"]|\\\\"){0,20}"` has a million of them.  A character before the expression that
+    is absent from its texts (or "" if none is known) keeps a match from beginning later.
     """
     from outlines_core import Index, Vocabulary
 
@@ -197,7 +199,7 @@ def expressions() -> _Job:
 
 
 def _growth(part: object) -> float:
-    """The greatest factor by which a normalizer or decoder can lengthen a text by replacements."""
+    """Returns the greatest factor by which a normalizer or decoder can lengthen a text."""
     if isinstance(part, list):
         factor = 1.0
         for step in part:
@@ -218,7 +220,7 @@ def _growth(part: object) -> float:
 
 
 def _text(error: BaseException) -> str:
-    """An error as a line that can be sent."""
+    """Returns an error as a line that can be sent."""
     try:
         text = f"{error}" or type(error).__name__
     except ValueError:  # Python does not print an int of more than 4300 digits
@@ -233,7 +235,7 @@ JOBS: dict[str, Callable[[], _Job]] = {
 
 
 def _confine() -> None:
-    """Give up reading and writing files, as far as the system can say so."""
+    """Gives up reading and writing files, as far as the system supports it."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -244,7 +246,7 @@ def _confine() -> None:
 
 
 def _limit(seconds: float, length: int) -> None:
-    """End this process after so many seconds of processor time, and bound its memory."""
+    """Ends this process after `seconds` of processor time, and bounds its memory."""
     with contextlib.suppress(AttributeError, ImportError, ValueError, OSError):
         signal.setitimer(signal.ITIMER_PROF, seconds)  # the default action ends the process
         import resource

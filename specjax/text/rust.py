@@ -1,4 +1,4 @@
-"""Turns what the tokenizers library raises into a ValueError.
+"""Turns the errors of the tokenizers library into a ValueError.
 
 It is written in Rust.  A panic there is a BaseException, which `except Exception` does not catch;
 other faults are plain `Exception`s.

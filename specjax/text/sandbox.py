@@ -1,6 +1,6 @@
-"""Runs what a stranger's file asks for in a process with limits: templates and tokenizers.
+"""Runs templates and tokenizers from untrusted files in a process with limits.
 
-A budget inside this process would not hold: one operator (`10 ** 100000000`), one filter or one
+A limit inside this process would not work: one operator (`10 ** 100000000`), one filter or one
 regular expression runs in C for hours or allocates gigabytes, and Rust ends the process when it
 cannot allocate.  So a child does the work, and the operating system limits its processor time and
 memory.  It is started afresh and not forked, because a fork of a process with threads (JAX has
@@ -22,7 +22,7 @@ from typing import Any
 from specjax.text import confined
 
 SECONDS = {"expressions": 10.0, "templates": 5.0, "tokenizers": 10.0}
-"""Processor time for one request of each job, and a second more for 10^6 bytes of it."""
+"""Processor time of each job for one request, in seconds; each 10^6 bytes add one second."""
 
 _WAIT = 60.0  # seconds by the clock that a request may take; a busy machine gives it a part of them
 
@@ -46,7 +46,7 @@ class _Child:
         self.late = False
 
     def ask(self, seconds: float, request: bytes) -> bytes:
-        """The answer; a part of it, or nothing, if the child ended."""
+        """Returns the answer; a prefix of it, or nothing, if the child ended."""
         assert self.process.stdin is not None and self.process.stdout is not None
         timer = threading.Timer(_patience(seconds), self._stop)
         timer.daemon = True
@@ -66,7 +66,7 @@ class _Child:
         self.process.kill()
 
     def close(self) -> int:
-        """End it.  Returns the exit status, negative for a signal."""
+        """Ends the child.  Returns the exit status, negative for a signal."""
         self.process.kill()
         for stream in (self.process.stdin, self.process.stdout):
             try:
@@ -82,7 +82,7 @@ _lock = threading.Lock()
 
 
 def _forget() -> None:
-    """In a forked process: the children, and a lock that another thread may hold, are not ours."""
+    """Forgets the children in a forked process, and a lock that another thread may hold."""
     global _lock
     _lock = threading.Lock()
     _children.clear()
@@ -93,7 +93,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def close() -> None:
-    """End the children.  The next request starts new ones."""
+    """Ends the children.  The next request starts new ones."""
     with _lock:
         for job in list(_children):
             _children.pop(job).close()
@@ -103,12 +103,12 @@ atexit.register(close)
 
 
 def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
-    """What `confined.JOBS[job]` answers.
+    """Returns the answer of `confined.JOBS[job]`.
 
     Args:
       job: its name.
-      subject: what is at fault if the request cannot be answered, for the message.
-      cure: what to do then.
+      subject: the cause if the request cannot be answered, for the message.
+      cure: the advice in that case.
       request: bytes for the job.
 
     Raises:
@@ -146,7 +146,7 @@ def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
 
 
 def _patience(seconds: float) -> float:
-    """How long to wait for a request with so much processor time."""
+    """Returns the seconds to wait for a request with `seconds` of processor time."""
     return max(_WAIT, 2 * seconds)
 
 

@@ -1,5 +1,4 @@
-"""The text of a growing row: which part of it is final, where a stop string cuts it, and which
-characters of it each token wrote."""
+"""Decodes the text of a growing row: its final prefix, its stop strings, and its pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from specjax.models import LanguageModel
 from specjax.text.words import Words
 
 _UNFINISHED = "\ufffd"
-"""Stands for bytes that are no character, or that are the beginning of one."""
+"""The character for bytes that are not a character, or that are the beginning of one."""
 
 
 class Texts:
@@ -25,10 +24,10 @@ class Texts:
         self._before = before  # the last token of each prompt
 
     def decode(self, row: int, tokens: Sequence[int]) -> str:
-        """The text of the new tokens.
+        """Returns the text of the new tokens.
 
         They are decoded together with the prompt's last token, since some tokens lose a leading
-        space if they are decoded alone.
+        space if they are decoded without it.
         """
         if self.target.tokenizer is None:
             return ""
@@ -41,14 +40,14 @@ class Texts:
         )
 
     def cut(self, row: int, tokens: list[int], known: int = 0) -> tuple[list[int], str, bool]:
-        """Cut the tokens and the text of a row at its first stop string.
+        """Cuts the tokens and the text of a row at its first stop string.
 
         Args:
           row: its number.
           tokens: its new tokens.
-          known: no beginning of so many tokens has a stop string in its text.  A row that grows is
-            searched only once if the caller counts, and cut at the same token whether the tokens
-            come one by one or several at a time.
+          known: the text of this many first tokens has no stop string.  A growing row is searched
+            only once if the caller keeps count, and cut at the same token whether the tokens come
+            one by one or several at a time.
 
         Returns:
           The fewest first tokens whose text contains a stop string, the text before that string,
@@ -62,7 +61,7 @@ class Texts:
         return tokens[:count], text[: min(at for at in map(text.find, self.stops) if at >= 0)], True
 
     def _stopped_after(self, row: int, tokens: list[int], known: int, text: str) -> int | None:
-        """The fewest first tokens, more than `known`, whose text contains a stop string."""
+        """Returns the fewest first tokens, more than `known`, whose text contains a stop string."""
         # Later tokens can take back only characters that are unfinished, or written in bytes.
         changes = any(map(self.words.is_byte, tokens[known:]))
         if changes or any(_UNFINISHED in stop for stop in self.stops):
@@ -81,7 +80,7 @@ class Texts:
         return any(stop in text for stop in self.stops)
 
     def certain(self, row: int, tokens: list[int]) -> str:
-        """The part of the text of growing tokens that can no longer change.
+        """Returns the prefix of the text of growing tokens that can no longer change.
 
         It ends before an incomplete character and before the beginning of a stop string.  It also
         ends before tokens of single bytes until another token follows: a decoder with byte fallback
@@ -100,12 +99,12 @@ class Texts:
         return text[: len(text) - held]
 
     def settled(self, row: int, tokens: list[int], known: int = 0) -> tuple[int, str]:
-        """The first tokens of a growing row whose text can no longer change, and that text.
+        """Returns the first tokens of a growing row whose text can no longer change, and that text.
 
         Args:
           row: its number.
           tokens: its new tokens.
-          known: so many of them are settled already.
+          known: the number of them that are settled already.
 
         Returns:
           Their number, at least `known`, and the text of just these tokens.
@@ -125,7 +124,7 @@ class Texts:
     def pieces(
         self, row: int, tokens: list[int], text: str, start: int = 0, sent: int = 0
     ) -> list[str]:
-        """The characters that each of the tokens from `start` on writes into the text.
+        """Returns the characters that each of the tokens from `start` on adds to the text.
 
         A character that several tokens spell belongs to the last of them.  Characters of a stop
         string belong to none, and neither do special tokens.
@@ -158,6 +157,6 @@ class Texts:
 
 
 def _common(one: str, other: str) -> int:
-    """The length of the longest beginning that two texts share."""
+    """Returns the length of the longest common prefix of two texts."""
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

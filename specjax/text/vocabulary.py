@@ -1,6 +1,6 @@
 """Translates the tokens of one tokenizer into those of another, with tables that are made once.
 
-Two tokens are equal if they stand for the same BYTES, even if the tokenizers write them
+Two tokens are equal if they stand for the same BYTES, even if the tokenizers spell them
 differently:
 
     byte-level BPE    Ġthe        b" the"         <|endoftext|>   itself
@@ -57,7 +57,7 @@ class Translation:
 
     @property
     def expansion(self) -> int:
-        """Draft tokens to reserve for a target token: the mean over the vocabulary, rounded up.
+        """The draft tokens to reserve for a target token: the mean over the vocabulary, rounded up.
 
         The tables must not be traced.
         """
@@ -73,7 +73,7 @@ def translate(
     same: Iterable[tuple[int, int]] = (),
     max_pieces: int = 8,
 ) -> Translation:
-    """The tables between two tokenizers, as NumPy arrays.
+    """Makes the tables between two tokenizers, as NumPy arrays.
 
     Args:
       target, draft: byte-level or sentencepiece-style tokenizers.
@@ -84,6 +84,10 @@ def translate(
 
     Raises:
       ValueError: a tokenizer whose tokens do not stand for bytes, or an argument of another kind.
+
+    Example:
+      >>> tables = translate(target.tokenizer, draft.tokenizer, target_size, draft_size)
+      >>> tables.num_shared  # the tokens that can be drafted
     """
     for name, words in (("target", target), ("draft", draft)):
         if not isinstance(words, tokenizers.Tokenizer):
@@ -131,7 +135,7 @@ def translate(
 
 
 def _pair(pair: object) -> tuple[int, int]:
-    """A pair of `same`, checked."""
+    """Returns a pair of `same`, checked."""
     ids = items(pair)
     if ids is None or len(ids) != 2:
         raise ValueError(f"same has {shown(pair)}; pass pairs (target id, draft id)")
@@ -141,7 +145,7 @@ def _pair(pair: object) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Vocabulary:
-    """What the tokens of a tokenizer mean: bytes, or a special token (a str)."""
+    """The meaning of each token of a tokenizer: bytes, or a special token (a str)."""
 
     model: tokenizers.models.Model
     byte_level: bool
@@ -171,18 +175,18 @@ class _Vocabulary:
         return cls(tokenizer.model, words.byte_level, {n: m for n, m in meanings if m}, start)
 
     def canonical(self) -> dict[bytes | str, int]:
-        """The preferred token for each meaning."""
+        """Returns the preferred token for each meaning."""
         preferred: dict[bytes | str, int] = {}
         for number, meaning in self.meaning.items():
             preferred.setdefault(meaning, number)
         return preferred
 
     def spell(self, text: bytes, known: dict[bytes | str, int]) -> list[int]:
-        """The tokens that spell `text`, or [] if there are none.
+        """Returns the tokens that spell `text`, or [] if there are none.
 
-        They are what the tokenizer's model makes of `text`, or else one token for each byte.  The
-        normalizer and the pre-tokenizer are skipped: they would treat a part of a word as a whole
-        word.
+        They are the tokens of the tokenizer's model for `text`, or else one token for each byte.
+        The normalizer and the pre-tokenizer are skipped: they would treat a part of a word as a
+        whole word.
         """
         try:
             if self.byte_level:
@@ -200,7 +204,7 @@ class _Vocabulary:
 
 
 def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes | None]:
-    """The bytes that each of `size` tokens writes; None for special tokens and padding.
+    """Returns the bytes of each of `size` tokens; None for special tokens and padding.
 
     Raises:
       ValueError: a tokenizer whose tokens do not stand for bytes.
@@ -212,6 +216,6 @@ def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes | None
 
 
 def vocabulary_digest(tokenizer: tokenizers.Tokenizer) -> str:
-    """A hash that is equal for tokenizers that give the same tokens the same ids."""
+    """Returns a hash that is equal for tokenizers that give the same tokens the same ids."""
     pairs = sorted(tokenizer.get_vocab(with_added_tokens=True).items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What single tokens of a tokenizer stand for: their bytes, their names, and which are special."""
+"""The single tokens of a tokenizer: their bytes, their names, and whether they are special."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHARACTER = {b: b for b in _PRINTABLE} | {
 _BYTE = {character: byte for byte, character in CHARACTER.items()}
 _FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 SPACE = "▁"
-"""What sentencepiece writes for a space."""
+"""The character that sentencepiece writes for a space."""
 
 
 class Words:
@@ -37,26 +37,26 @@ class Words:
 
     @functools.cached_property
     def _parts(self) -> str:
-        """The parts of the tokenizer that change how a token is written, as JSON."""
+        """The components of the tokenizer that change how a token is spelt, as JSON."""
         made = self._tokenizer
         parts = [] if made is None else [made.pre_tokenizer, made.decoder, made.normalizer]
         return "".join(part.__getstate__().decode() for part in parts if part is not None)
 
     @functools.cached_property
     def byte_level(self) -> bool:
-        """Whether tokens are written in GPT-2's alphabet of bytes."""
+        """True if tokens are spelt in GPT-2's alphabet of bytes."""
         return '"ByteLevel"' in self._parts
 
     @functools.cached_property
     def stand_for_bytes(self) -> bool:
-        """Whether the bytes of a token follow from how it is written."""
+        """True if the bytes of a token follow from its spelling."""
         return self.byte_level or SPACE in self._parts
 
     def meaning(self, token: str, number: int) -> bytes | str | None:
-        """The bytes of a token of the vocabulary, or the name of a special one; None: neither.
+        """Returns the bytes of a token, or the name of a special one; None: neither.
 
         Args:
-          token: as the vocabulary writes it.
+          token: as the vocabulary spells it.
           number: its id.
         """
         if number in self._added:
@@ -71,24 +71,24 @@ class Words:
             return None
 
     def is_special(self, token: int) -> bool:
-        """Whether texts leave this token out, such as an EOS."""
+        """Returns whether texts leave this token out, such as an EOS."""
         return self._added.get(token, False)
 
     def written(self, token: int) -> str | None:
-        """A token as the vocabulary writes it, or None for an id without a token."""
+        """Returns a token as the vocabulary spells it, or None for an id without a token."""
         return None if self._tokenizer is None else self._tokenizer.id_to_token(token)
 
     def writes(self, token: int) -> bool:
-        """Whether a token writes a part of the text: it is known, and not special."""
+        """Returns whether a token adds to the text: it is known, and not special."""
         return self.written(token) is not None and not self.is_special(token)
 
     def is_byte(self, token: int) -> bool:
-        """Whether it is written as a single byte, as "<0x0A>"."""
+        """Returns whether a token is spelt as a single byte, as "<0x0A>"."""
         written = self.written(token)
         return written is not None and is_fallback(written)
 
     def bytes_of(self, token: int) -> bytes | None:
-        """The bytes that a token writes; None for special tokens and ids without a token.
+        """Returns the bytes of a token; None for special tokens and ids without a token.
 
         A sentencepiece token keeps its leading space, which the first word of a text loses.
         """
@@ -102,10 +102,10 @@ class Words:
         return made if isinstance(made, bytes) else None
 
     def name(self, token: int) -> str:
-        r"""What a token is called where no text surrounds it.
+        r"""Returns the name of a token where no text surrounds it.
 
-        It is its own text, or the name of a special token.  Bytes that are not UTF-8 are written as
-        OpenAI's API does, "bytes:\xe4\xb8", and ids without a token as "token_id:7".
+        It is its own text, or the name of a special token.  Bytes that are not UTF-8 are given as
+        in OpenAI's API, "bytes:\xe4\xb8", and ids without a token as "token_id:7".
         """
         own = self.bytes_of(token)
         if own is None:
@@ -117,11 +117,11 @@ class Words:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
 
     def characters(self, tokens: Iterable[int]) -> list[str]:
-        """The characters that each of the tokens completes, by their bytes."""
+        """Returns the characters that each of the tokens completes, by their bytes."""
         reader = codecs.getincrementaldecoder("utf-8")("replace")
         return [reader.decode(self.bytes_of(token) or b"") for token in tokens]
 
 
 def is_fallback(token: str) -> bool:
-    """Whether a token is written as a single byte, as "<0x0A>"."""
+    """Returns whether a token is spelt as a single byte, as "<0x0A>"."""
     return _FALLBACK.fullmatch(token) is not None

@@ -7,10 +7,10 @@ prod_i min(p, q)(x_i | x_<i).  For the number N of accepted drafts out of gamma,
          = sum_k E_{x ~ target} [ prod_{i<k} min(1, q(x_i | x_<i) / p(x_i | x_<i)) * alpha_k ]
 
 with alpha_k = sum_v min(p, q)(v | x_<k): the last of the k factors is summed over all tokens, and
-the earlier ones are averaged under p.  So a mean over text that the *target* wrote, sampled with
-the settings it is served with, is unbiased.  Every factor has a gradient, so neither samples from
-the draft nor a score-function estimator are needed.  All chains in a text share one pass, since
-q(x_i | x_<i) does not depend on where the chain starts.
+the earlier ones are averaged under p.  So a mean over text of the *target*, sampled with the
+settings it is served with, is unbiased.  Every factor has a gradient, so neither samples from the
+draft nor a score-function estimator are needed.  All chains in a text share one pass, since q(x_i |
+x_<i) does not depend on where the chain starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def statistics(
     teacher: Teacher,
     sampling: Sampling | None = None,
 ) -> Array:
-    """For `chunked_rows`: the forward KL, min(1, q/p) of the label, and alpha, as [C, 3].
+    """Computes the forward KL, min(1, q/p) of the label, and alpha, as [C, 3], for `chunked_rows`.
 
     Shapes are those of `losses.against`; labels are [C].
     """
@@ -49,7 +49,7 @@ def statistics(
 
 
 def starts(drawn: ArrayT, limit: ArrayT, num_drafts: int) -> ArrayT:
-    """Where a chain may start: [B, T - gamma + 1] bool.
+    """Returns [B, T - gamma + 1] bool: the positions at which a chain may start.
 
     All gamma positions of such a chain lie before the cut of its row.  The arguments are those of
     `expected_accepted_length`.
@@ -61,13 +61,13 @@ def starts(drawn: ArrayT, limit: ArrayT, num_drafts: int) -> ArrayT:
 def expected_accepted_length(
     ratio: Array, alpha: Array, drawn: Array, limit: Array, num_drafts: int
 ) -> tuple[Array, Array]:
-    """E[N] of the chain that starts at each position, and which of these starts count.
+    """Returns E[N] of the chain that starts at each position, and a mask of the valid starts.
 
     The decoder commits no draft after an EOS, so N counts drafts up to the EOS.  A chain that meets
     the EOS counts like any other: without it the mean would cover only texts that go on.  This is
     different for a text that was cut, by a limit on new tokens or by the sequence length, because
     its continuation is unknown.  A start with fewer than gamma positions before the cut does not
-    count, whether or not the text ended before.  That choice depends on the position alone, so the
+    count, whether or not the text ended before.  That choice depends only on the position, so the
     mean over the other starts stays unbiased.
 
     Args:

@@ -1,4 +1,4 @@
-"""Batches that a thread makes while the device computes the step before."""
+"""Makes batches in a thread while the device computes the step before."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 from specjax.contract import Arrays
 
 _AHEAD = 2
-"""Batches that are made before they are asked for."""
+"""Batches that are made in advance."""
 
 
 class Ahead:
     """The batches of steps that are asked for in order.
 
-    A batch depends on its step alone, so it does not matter when it is made.
+    A batch depends only on its step, so it does not matter when it is made.
 
     Args:
       batch: makes the batch of a step.
-      stop: the first step that has none.
+      stop: the first step without a batch.
     """
 
     def __init__(self, batch: Callable[[int], Arrays], stop: int) -> None:
@@ -27,7 +27,7 @@ class Ahead:
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
 
     def of(self, step: int) -> Arrays:
-        """The batch of a step; those of the next steps are made from now on."""
+        """Returns the batch of a step; the batches of the next steps are made from now on."""
         for number in range(step, min(step + 1 + _AHEAD, self._stop)):
             if number not in self._made:
                 self._made[number] = self._worker.submit(self._batch, number)

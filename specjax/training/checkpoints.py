@@ -66,7 +66,7 @@ class Checkpoints:
         self._writing: tuple[int, concurrent.futures.Future[None]] | None = None
 
     def restore(self, state: Arrays) -> Arrays:
-        """The checkpoint of `step`, laid out as `state`.
+        """Returns the checkpoint of `step`, laid out as `state`.
 
         Raises:
           ValueError: Orbax cannot read it, although its files have not changed.
@@ -80,7 +80,7 @@ class Checkpoints:
             ) from error
 
     def save(self, step: int, state: Arrays) -> None:
-        """Write a checkpoint with a copy of the metrics, and its hashes.
+        """Writes a checkpoint with a copy of the metrics, and its hashes.
 
         The state may be donated as soon as this returns: Orbax then holds NumPy arrays of it, and
         JAX overwrites no memory of which there is one.
@@ -103,7 +103,7 @@ class Checkpoints:
             together(f"hashed step {step}")
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written.  Raises OSError if it could not be."""
+        """Waits until the last checkpoint is written.  Raises OSError if it could not be."""
         if self._writing is None:
             return
         (step, finished), self._writing = self._writing, None
@@ -145,13 +145,13 @@ class Checkpoints:
 
 
 def saved_steps(out: pathlib.Path) -> list[int]:
-    """The steps of the checkpoints in the folder of a run, in ascending order."""
+    """Returns the steps of the checkpoints in the folder of a run, in ascending order."""
     # Orbax renames a checkpoint to its number when it is complete.
     return sorted(int(path.name) for path in (out / "state").glob("[0-9]*") if path.name.isdigit())
 
 
 def _whole(out: pathlib.Path) -> int:
-    """The newest whole checkpoint; newer ones are put away.  `_NONE` if there is no checkpoint."""
+    """Returns the newest whole checkpoint, or `_NONE`; broken newer ones are put away."""
     folder, steps = out / "state", saved_steps(out)[::-1]
     hashed = [step for step in steps if (folder / str(step) / _HASHES).exists()]
     if not hashed and steps:
@@ -179,7 +179,7 @@ def _whole(out: pathlib.Path) -> int:
 
 
 def _put_away(out: pathlib.Path, step: int, fault: str | None, whole: int) -> None:
-    """Make room for the checkpoint of a step, which the run will write again."""
+    """Makes room for the checkpoint of a step, which the run will write again."""
     folder, aside = out / "state" / str(step), out / "broken" / str(step)
     if fault is None:
         print(f"{folder} has no {_HASHES}: the run was killed while it wrote it", flush=True)
@@ -196,7 +196,7 @@ def _put_away(out: pathlib.Path, step: int, fault: str | None, whole: int) -> No
 
 
 def _facts(folder: pathlib.Path) -> dict[str, dict[str, object]]:
-    """Size and SHA-256 of each file below a folder."""
+    """Returns size and SHA-256 of each file below a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _HASHES)
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _hash(path)}
@@ -205,7 +205,7 @@ def _facts(folder: pathlib.Path) -> dict[str, dict[str, object]]:
 
 
 def _fault(folder: pathlib.Path) -> str | None:
-    """What is wrong with a checkpoint, with the name of the file; None if it is whole."""
+    """Describes the fault of a checkpoint, with the name of the file; None if it is whole."""
     path = folder / _HASHES
     try:
         files = json.loads(path.read_bytes())["files"]

@@ -3,12 +3,12 @@
 Only tokens that the target itself would generate are learned: in each assistant turn, the tokens
 after the generation prompt, up to and including the EOS.  To find where a turn begins and where it
 ends, the conversation up to that point is rendered with the target's own template, and its token
-ids are compared with those of the whole conversation.  No conversation stands before an answer that
-comes first, and templates do not render empty ones, so the generation prompt of a question is
-looked for in the text of that answer.
+ids are compared with those of the whole conversation.  No conversation precedes a first answer, and
+templates do not render empty ones, so the generation prompt of a question is looked for in the text
+of that answer.
 
-Some templates write an earlier turn differently once later turns follow; Qwen3's leaves out what
-the model thought.  Such a conversation becomes a row for each assistant turn, rendered up to that
+Some templates render an earlier turn differently once later turns follow; Qwen3's leaves out the
+model's reasoning.  Such a conversation becomes a row for each assistant turn, rendered up to that
 turn, because that is what the target reads when it answers.  A template is refused if even then a
 turn does not begin with its generation prompt, since the mask could be wrong.
 
@@ -30,19 +30,19 @@ from specjax.text import render
 from specjax.training.rows import column_of, parsed, read_rows
 
 Row = tuple[np.ndarray, np.ndarray]
-"""Token ids [L], and a mask [L] bool of those that are learned."""
+"""Token ids [L], and a mask [L] bool of the learned tokens."""
 
 _ROLES = {"human": "user", "gpt": "assistant"}
-"""ShareGPT's names of the roles."""
+"""The role for each of ShareGPT's names."""
 
 _SAYS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""What a turn without content may hold."""
+"""The fields that a turn without content may have."""
 
 
 def read_conversations(
     target: LanguageModel, path: pathlib.Path, column: str | None = None
 ) -> list[Row]:
-    """The conversations of a file of rows.
+    """Returns the conversations of a file of rows.
 
     A conversation is a list of turns {"role": "user", "content": "..."}, or as ShareGPT has it,
     {"from": "human", "value": "..."}.  The list may be a JSON text.  The template is also given the
@@ -69,7 +69,7 @@ def read_conversations(
 
 
 def encode_conversation(target: LanguageModel, messages: object, tools: object = None) -> list[Row]:
-    """The token ids of a conversation in the target's template, and the assistant's among them.
+    """Returns the token ids of a conversation in the target's template, and the learned ones.
 
     Args:
       target: renders and tokenises it.
@@ -80,8 +80,8 @@ def encode_conversation(target: LanguageModel, messages: object, tools: object =
       One row, or a row for each assistant turn if the template rewrites earlier turns.
 
     Raises:
-      ValueError: it has no assistant turn to learn, a turn is wrong, or the tokens do not show
-        where a turn begins or ends.
+      ValueError: the conversation has no assistant turn to learn, a turn is wrong, or the tokens do
+        not show where a turn begins or ends.
     """
     assert target.tokenizer is not None
     turns, learned = _read_turns(parsed(messages))
@@ -113,7 +113,7 @@ def _uncertain(number: int) -> ValueError:
 
 
 def _opening(text: Callable[..., str], answer: Mapping[str, object]) -> str:
-    """The text before the content of an answer that comes first, up to its generation prompt."""
+    """Returns the text before the content of a first answer, up to its generation prompt."""
     question = [{"role": "user", "content": "?"}]
     opened, closed = text(question), text(question, add_generation_prompt=False)
     pairs = enumerate(zip(opened, closed, strict=False))
@@ -128,7 +128,7 @@ def _opening(text: Callable[..., str], answer: Mapping[str, object]) -> str:
 
 
 def _read_turns(messages: object) -> tuple[list[dict[str, object]], list[int]]:
-    """The turns as templates read them, and the numbers of those that are learned."""
+    """Returns the turns as templates read them, and the numbers of those that are learned."""
     if not isinstance(messages, list) or not all(isinstance(turn, dict) for turn in messages):
         raise ValueError(
             f"messages is {shown(messages)}; it must be a list of turns like "
@@ -150,7 +150,7 @@ def _read_turns(messages: object) -> tuple[list[dict[str, object]], list[int]]:
 
 
 def _read_turn(number: int, message: Mapping[str, object]) -> tuple[dict[str, object], bool]:
-    """A turn as templates read it, and whether it is learned."""
+    """Returns a turn as templates read it, and whether it is learned."""
     # Many files have a null for each field that a turn does not have.
     turn = {name: value for name, value in message.items() if value is not None}
     if "role" not in turn and "from" in turn:
@@ -190,7 +190,7 @@ def _read_tools(tools: object) -> object:
 
 
 def _masked(target: LanguageModel, ids: list[int], parts: list[tuple[list[int], list[int]]]) -> Row:
-    """A row in which the tokens between the lengths of each pair of `parts` are learned."""
+    """Returns a row in which the tokens between the lengths of each pair of `parts` are learned."""
     learned = np.zeros(len(ids), bool)
     for begin, end in parts:
         turn = ids[len(begin) : len(end)]

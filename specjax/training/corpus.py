@@ -1,4 +1,4 @@
-"""Text files, a tokenizer, and streams of token ids whose batches depend on the step alone.
+"""Text files, a tokenizer, and streams of token ids whose batches depend only on the step.
 
 Every document is `<|endoftext|>` followed by its text, so that the token which starts a prompt also
 ends a document.  A hash of its text decides whether a file is held out, so the split depends
@@ -23,12 +23,12 @@ from specjax.training.rows import has_rows, holds_conversations, read_texts
 END_OF_TEXT = "<|endoftext|>"
 _HELD_OUT_OF = 100  # one file in a hundred
 _BLOCK = 1 << 22
-"""Token ids that are read at once."""
+"""Token ids that are read at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where text comes from: the files below `folders` that match `pattern`.
+    """A source of text: the files below `folders` that match `pattern`.
 
     Without a pattern these are the files of rows in a folder, or if it has none, all of its files
     that are not hidden.  Files in a folder whose name is in `exclude` are left out.
@@ -77,8 +77,8 @@ class TextOptions(Options):
 def read_documents(source: Source, tells: bool = True) -> Iterator[tuple[pathlib.Path, str]]:
     """The distinct texts of a source, in sorted order: of a file, or of each row of a file.
 
-    Binary, empty and large texts are skipped.  The number of large ones is printed if `tells`.
-    Besides the text that is read, a hash of 16 bytes of each text is in memory.
+    Binary, empty and large texts are skipped.  The number of large ones is printed if `tells`.  In
+    addition to the text that is read, a hash of 16 bytes of each text is in memory.
 
     Raises:
       ValueError: a folder does not exist, or a file holds conversations or a broken row.
@@ -109,7 +109,7 @@ def read_documents(source: Source, tells: bool = True) -> Iterator[tuple[pathlib
 
 
 def _texts(source: Source, tells: bool) -> Iterator[tuple[pathlib.Path, int, Callable[[], bytes]]]:
-    """The name and the size of each text of a source, and a function that reads it."""
+    """Returns the name and the size of each text of a source, and a function that reads it."""
     for path in files_of(source, tells):
         if str(path) in source.conversations:
             continue
@@ -122,12 +122,12 @@ def _texts(source: Source, tells: bool) -> Iterator[tuple[pathlib.Path, int, Cal
                 "pass it to train.distill, or name a column of texts with --column"
             )
         for where, text in read_texts(path, source.column):
-            raw = text.encode(errors="surrogatepass")  # half a pair is no UTF-8, and is skipped
+            raw = text.encode(errors="surrogatepass")  # half a pair is not UTF-8, and is skipped
             yield path / where, len(raw), functools.partial(bytes, raw)
 
 
 def files_of(source: Source, tells: bool = True) -> list[pathlib.Path]:
-    """The files of a source.  If it `tells`, the files that are left out are counted aloud.
+    """Returns the files of a source.  If it `tells`, the files that are left out are counted aloud.
 
     Raises:
       ValueError: a folder does not exist.
@@ -157,7 +157,7 @@ def _below(root: pathlib.Path, source: Source, pattern: str | None) -> Iterator[
 
 
 def too_few(source: Source, count: int) -> str:
-    """The error message for a source with too few texts; it counts the files that are there."""
+    """Returns the error message for a source with too few texts, with the number of files."""
     large = sum(size > source.max_bytes for _, size, _ in _texts(source, tells=False))
     below = [path for root in source.folders for path in _below(pathlib.Path(root), source, "*")]
     endings = collections.Counter(path.suffix or "no ending" for path in below)
@@ -171,7 +171,7 @@ def too_few(source: Source, count: int) -> str:
 
 
 def number_of(text: str) -> int:
-    """A number below 2^32 from the hash of a text."""
+    """Returns a number below 2^32 from the hash of a text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
@@ -181,12 +181,12 @@ def holds_out(text: str) -> bool:
 
 
 def held_out_texts(texts: list[str]) -> set[str]:
-    """One text in a hundred, chosen by its hash, but at least one."""
+    """Returns one text in a hundred, chosen by its hash, but at least one."""
     return {text for text in texts if holds_out(text)} or {min(texts, key=number_of)}
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909) that prepends END_OF_TEXT."""
+    """Trains a byte-level BPE (arXiv 1508.07909) that prepends END_OF_TEXT to every text."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
     tokenizer.decoder = tokenizers.decoders.ByteLevel()  # pyright: ignore
@@ -205,12 +205,12 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokeniz
 
 
 def end_of_text(tokenizer: tokenizers.Tokenizer) -> int | None:
-    """The id of END_OF_TEXT, or None if the tokenizer has no such token."""
+    """Returns the id of END_OF_TEXT, or None if the tokenizer has no such token."""
     return tokenizer.token_to_id(END_OF_TEXT)
 
 
 def starts_of_documents(tokenizer: tokenizers.Tokenizer, isolate: bool) -> int | None:
-    """The id of the token that starts a document, or None unless documents are isolated.
+    """Returns the id of the token that starts a document, or None unless documents are isolated.
 
     Raises:
       ValueError: the tokenizer has no such token.
@@ -224,7 +224,7 @@ def starts_of_documents(tokenizer: tokenizers.Tokenizer, isolate: bool) -> int |
 
 
 def digest(*paths: pathlib.Path) -> str:
-    """SHA-256 of the contents of the files, one after the other."""
+    """Returns the SHA-256 of the contents of the files, one after the other."""
     sha256 = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
@@ -254,10 +254,10 @@ class Tokens:
         return np.random.default_rng((seed, epoch)).permutation(windows)
 
     def windows(self, length: int) -> int:
-        """How many rows of this length an epoch has.
+        """Returns the number of rows of this length in an epoch.
 
         Raises:
-          ValueError: the text is too short for one.
+          ValueError: the text is too short for one row.
         """
         windows = (len(self.ids) - length - 1) // length
         if windows < 1:
@@ -273,11 +273,11 @@ class Tokens:
             yield np.asarray(self.ids[first : first + _BLOCK])
 
     def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
-        """The rows of a step in a run whose every step reads `rows` rows."""
+        """Returns the rows of a step in a run whose every step reads `rows` rows."""
         return self.rows(step * rows, rows, length, seed)
 
     def rows(self, first: int, count: int, length: int, seed: int) -> np.ndarray:
-        """Rows `first` ... `first + count - 1` of an endless order, [count, length + 1] int32.
+        """Returns `count` rows from `first` on of an endless order, [count, length + 1] int32.
 
         A row holds the inputs and, shifted by one, the labels.  The rows are a function of the
         arguments, so a resumed run reads the same ones as an uninterrupted run.  Each epoch cuts

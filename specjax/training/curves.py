@@ -1,4 +1,4 @@
-"""Plots of a run: each metric of `metrics.jsonl` against the step.  Needs matplotlib."""
+"""Plots each metric of `metrics.jsonl` against the step.  Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COLUMNS = 3
 
 
 def pyplot() -> ModuleType:
-    """`matplotlib.pyplot`, set up to work without a display.
+    """Returns `matplotlib.pyplot`, set up to work without a display.
 
     Raises:
       ValueError: matplotlib is not installed.
@@ -27,7 +27,7 @@ def pyplot() -> ModuleType:
 
 
 def plot_curves(folder: pathlib.Path) -> pathlib.Path:
-    """Plot `metrics.jsonl` of a run's folder into `curves.png`.
+    """Plots `metrics.jsonl` of a run's folder into `curves.png`.
 
     Each metric has a panel of its own, and its interval is drawn as a band.
     """

@@ -1,4 +1,4 @@
-"""A dataset of sequences that a target wrote: a folder of these files.
+"""Reads and writes a dataset of sequences of a target: a folder of these files.
 
     dataset.json          the request (target, tokenizer, settings), counts, and whether it is
                           complete
@@ -8,7 +8,7 @@
                           all that in the file's metadata
     text.jsonl            {"prompt", "text"} of each row
 
-The content of a shard depends on its number alone, so an interrupted call continues where it
+The content of a shard depends only on its number, so an interrupted call continues where it
 stopped.
 """
 
@@ -47,7 +47,7 @@ _WEIGHTS = (".safetensors", ".pt")
 
 
 def model_hashes(model: str | pathlib.Path, lora: str | None = None) -> dict[str, str]:
-    """Two hashes of a model's folder, and one of its LoRA if there is one.
+    """Returns two hashes of a model's folder, and one of its LoRA if there is one.
 
     "target" covers the configuration and the weights, "tokenizer" the tokenizer and chat template,
     and "lora" all of these files of the LoRA.
@@ -67,7 +67,7 @@ def model_hashes(model: str | pathlib.Path, lora: str | None = None) -> dict[str
 
 
 def initial_hash(initial: str | None) -> dict[str, str]:
-    """The hash "initial" of the folder `--initial`, a model or heads; {} without one."""
+    """Returns the hash "initial" of the folder `--initial`, a model or heads; {} without one."""
     if initial is None:
         return {}
     folder = find_folder(initial)
@@ -77,7 +77,7 @@ def initial_hash(initial: str | None) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a target is asked to write.
+    """The request of a dataset, which a target fulfils.
 
     Attributes:
       hashes: `model_hashes` of the target.
@@ -86,7 +86,7 @@ class Request:
       new_tokens: the most new tokens of a sequence.
       settings: `temperature`, `top_k` and so on, as `Sampling.create` takes them.
       seed: seed of the sampling; a sequence's noise depends on it and on the sequence's number.
-      top: how many of the likeliest tokens have their log-probabilities recorded.
+      top: the number of likeliest tokens whose log-probabilities are recorded.
       prompts: a hash of the prompts, or a description of where they come from.
       dtype: type of the target's weights.
     """
@@ -106,12 +106,12 @@ def write(
     folder: pathlib.Path, request: Request, decoder: Decoder, params: Params,
     prompts: Callable[[int], Sequence[Sequence[int]]], tokenizer: tokenizers.Tokenizer | None,
 ) -> None:  # fmt: skip
-    """Let a target write a dataset, or continue an unfinished one.
+    """Lets a target generate a dataset, or continue an unfinished one.
 
     `prompts(number)` returns the prompts of shard `number`.
 
     Raises:
-      ValueError: the folder holds a dataset of another request.
+      ValueError: the folder has a dataset of another request.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, wanted = folder / MANIFEST, dataclasses.asdict(request)
@@ -143,7 +143,7 @@ def write(
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
-    """The `dataset.json` of a dataset.
+    """Returns the `dataset.json` of a dataset.
 
     Raises:
       ValueError: it cannot be read.
@@ -204,7 +204,7 @@ def _write_shard(
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _run(decoder: Decoder, top: int, params: Params, state: DecodeState) -> Carry:
-    """`decoder.run`, which also records the likeliest tokens at each position.
+    """Runs `decoder.run`, and also records the likeliest tokens at each position.
 
     Returns:
       The last state, and the ids and log-probabilities [B, L, top] of these tokens.
@@ -241,7 +241,7 @@ def _write_lines(folder: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
-    """The token ids [L] of each sequence, and the length of its prompt.
+    """Returns the token ids [L] of each sequence, and the length of its prompt.
 
     Raises:
       ValueError: a shard is damaged.
@@ -261,7 +261,7 @@ def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
 
 
 def cuts(folder: pathlib.Path) -> list[int]:
-    """The largest length, prompt included, that each sequence of `read` could have reached.
+    """Returns the largest length, prompt included, that each sequence of `read` could have reached.
 
     If a sequence is shorter, the target ended it with an EOS.
     """
@@ -275,7 +275,7 @@ def read_masked(
     settings: Mapping[str, float] | None = None,
     exact: bool = False,
 ) -> list[Row]:
-    """The token ids [L] of each sequence, and a mask [L] bool of the tokens that the target drew.
+    """Returns the token ids [L] of each sequence, and a mask [L] bool of the target's tokens.
 
     If it was drawn with other settings than `settings`, the difference is printed, or refused if
     they must be `exact`.

@@ -19,32 +19,32 @@ from jax import Array
 Divergence = Callable[[Array, Array], Array]
 
 _SLOPE = 3.0
-"""How fast `adaptive` leaves forward KL behind as the acceptance rises."""
+"""The rate at which `adaptive` replaces forward KL as the acceptance rate rises."""
 
 
 def forward_kl(target: Array, draft: Array) -> Array:
-    """KL(target || draft) = sum_v p log(p / q), in nats."""
+    """Computes KL(target || draft) = sum_v p log(p / q), in nats."""
     return _weighted(target, target, draft)
 
 
 def reverse_kl(target: Array, draft: Array) -> Array:
-    """KL(draft || target) = sum_v q log(q / p).  Infinite where the target leaves tokens out."""
+    """Computes KL(draft || target) = sum_v q log(q / p), which may be infinite."""
     return _weighted(draft, draft, target)
 
 
 def jensen_shannon(target: Array, draft: Array) -> Array:
-    """(KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2.  At most log 2."""
+    """Computes (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2.  At most log 2."""
     middle = jnp.logaddexp(target, draft) - jnp.log(2.0)
     return (_weighted(target, target, middle) + _weighted(draft, draft, middle)) / 2
 
 
 def total_variation(target: Array, draft: Array) -> Array:
-    """1 - alpha: the probability that speculative sampling rejects a draft."""
+    """Computes 1 - alpha: the probability that speculative sampling rejects a draft."""
     return 1 - acceptance(target, draft)
 
 
 def log_acceptance(target: Array, draft: Array) -> Array:
-    """-log alpha, where alpha = sum_v min(p, q) is the probability that a draft is accepted.
+    """Computes -log alpha, where alpha = sum_v min(p, q) is the probability of acceptance.
 
     Its gradient is that of total variation divided by alpha, so it does not vanish for a draft that
     shares little with the target.
@@ -53,7 +53,7 @@ def log_acceptance(target: Array, draft: Array) -> Array:
 
 
 def adaptive(target: Array, draft: Array) -> Array:
-    """w KL + (1 - w) (1 - alpha) with w = exp(-3 alpha), which has no gradient.
+    """Computes w KL + (1 - w) (1 - alpha) with w = exp(-3 alpha), which has no gradient.
 
     A draft that shares little with the target learns by forward KL, and a good one by acceptance.
     """
@@ -63,7 +63,7 @@ def adaptive(target: Array, draft: Array) -> Array:
 
 
 def acceptance(target: Array, draft: Array) -> Array:
-    """alpha = sum_v min(p, q): the probability that speculative sampling accepts a draft.
+    """Computes alpha = sum_v min(p, q): the probability that speculative sampling accepts a draft.
 
     Source: Leviathan et al. 2022, arXiv 2211.17192, corollary 3.6.
     """
@@ -71,7 +71,7 @@ def acceptance(target: Array, draft: Array) -> Array:
 
 
 def _weighted(weight: Array, one: Array, other: Array) -> Array:
-    """sum_v exp(weight) (one - other), where 0 times infinity is 0."""
+    """Computes sum_v exp(weight) (one - other), where 0 times infinity is 0."""
     mass = jnp.exp(weight)
     is_positive = mass > 0
     difference = jnp.where(is_positive, one, 0) - jnp.where(is_positive, other, 0)
@@ -90,7 +90,7 @@ DIVERGENCES: dict[str, Divergence] = {
 
 
 def blend(divergence: Divergence, share: Array | None) -> Divergence:
-    """A blend of forward KL (`share` 0) with `divergence` (`share` 1, or None)."""
+    """Returns a blend of forward KL (`share` 0) with `divergence` (`share` 1, or None)."""
     if share is None:
         return divergence
     return lambda target, draft: (

@@ -1,9 +1,9 @@
-"""A draft that is the first layers of its target, of which only a norm for the exit is trained.
+"""Drafts with the first layers of the target, of which only a norm for the exit is trained.
 
 The layers and the output matrix are the target's own arrays, so they take no memory in training.
-The proposer `early-exit` reads the target's parameters alone, so it cannot use the trained norm.
-The model is written as an ordinary folder instead, which `--draft` takes: it drafts what the
-early exit would draft with this norm, and has a KV cache of its own.
+The proposer `early-exit` reads only the target's parameters, so it cannot use the trained norm.
+The model is saved as an ordinary folder instead, which `--draft` takes: it drafts what the early
+exit would draft with this norm, and has a KV cache of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specjax.models import LanguageModel, LinenModel
 def exit_of(
     draft: LinenModel, target: LanguageModel, layers: int
 ) -> tuple[LinenModel, tuple[str, ...]]:
-    """The first layers of a target as a draft, and the names of what is trained: the final norm.
+    """Returns the first layers of a target as a draft, and the trained names: the final norm's.
 
     The layers and the output matrix are the target's own arrays, so they take no memory.
 

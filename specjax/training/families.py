@@ -13,11 +13,11 @@ from typing import Protocol
 from specjax.models import FAMILIES, TransformerConfig
 
 _DERIVED = ("embedding_scale",)
-"""What a family computes from other fields."""
+"""The fields that a family computes from other fields."""
 
 
 class Sizes(Protocol):
-    """The sizes that a student was asked to have; None: those of the model that it is like."""
+    """The requested sizes of a student; None: the size of the model that it is like."""
 
     @property
     def hidden_size(self) -> int | None: ...
@@ -38,13 +38,13 @@ class Sizes(Protocol):
 def alike(
     sizes: Sizes, config: TransformerConfig, vocab_size: int, context: int, name: str
 ) -> TransformerConfig:
-    """A configuration of the same family with other sizes.
+    """Returns a configuration of the same family with other sizes.
 
     With another hidden size, MLPs, experts and the number of heads are scaled with it, unless they
     are asked for; a head keeps its size.  More layers repeat the kinds of layers from the first.
 
     Args:
-      sizes: what was asked for.
+      sizes: the requested sizes.
       config: of the model that the student is like.
       vocab_size: of the student.
       context: tokens that the student should read.
@@ -92,15 +92,15 @@ def alike(
 
 
 def _scaled(size: int, scale: float) -> int:
-    """A size in proportion, as a multiple of 8 that hardware multiplies fast."""
+    """Returns a size in proportion, as a multiple of 8 that hardware multiplies fast."""
     return size if scale == 1 else max(8, round(size * scale / 8) * 8)
 
 
 def cut(config: TransformerConfig, layers: Sequence[int], name: str) -> TransformerConfig:
-    """The configuration of some layers of a model.
+    """Returns the configuration of some layers of a model.
 
     Raises:
-      ValueError: the model has no such layer, or its family has no model of these layers alone.
+      ValueError: the model has no such layer, or its family has no model of only these layers.
     """
     missing = [layer for layer in layers if layer >= config.num_layers]
     if missing:
@@ -112,7 +112,7 @@ def cut(config: TransformerConfig, layers: Sequence[int], name: str) -> Transfor
 
 
 def stretched(config: TransformerConfig, context: int) -> TransformerConfig:
-    """The configuration with a context of `context` tokens, if it is shorter and can be extended.
+    """Returns the configuration with `context` tokens, if it is shorter and can be extended.
 
     Learned positions end with their table, and a RoPE scaling is made for one context length.
     """
@@ -124,7 +124,7 @@ def stretched(config: TransformerConfig, context: int) -> TransformerConfig:
 
 
 def written(config: TransformerConfig, name: str) -> TransformerConfig:
-    """The configuration that its folder will say.
+    """Returns the configuration that its folder will describe.
 
     Raises:
       ValueError: the config.json of the family cannot say it.

@@ -1,4 +1,4 @@
-"""The hidden states of a frozen target, read once for each sequence and kept on disk.
+"""Caches the hidden states of a frozen target, read once for each sequence, on disk.
 
     FOLDER/3f/3f9a....safetensors     one sequence: states [T, F], and their SHA-256
 
@@ -27,11 +27,11 @@ class Features:
     """States of sequences of one length; those that are not on disk are computed.
 
     States are always rounded to bfloat16, whether they come from disk or not.  So a run does not
-    depend on what its folder held at the start.
+    depend on the contents of its folder at the start.
 
     Args:
       folder: created if needed.
-      depends: names all that the states depend on, besides the tokens.
+      depends: everything on which the states depend, except the tokens.
       shape: (T, F) of the states of a sequence.
       limit: bytes that the folder may have.  Sequences that no longer fit are computed each time.
       read: computes the states [B, T, F] of tokens [B, T].
@@ -61,7 +61,7 @@ class Features:
             )
 
     def of(self, tokens: np.ndarray) -> np.ndarray:
-        """The states [B, T, F] bfloat16 of tokens [B, T].
+        """Returns the states [B, T, F] bfloat16 of tokens [B, T].
 
         If one is missing, all are computed together, so that a state does not depend on which of
         the others were found.

@@ -7,10 +7,9 @@
     {head}.{blocks}.weight [V, E]           in version 1 only
 
 Heads of version 2 share the target's linear map to the vocabulary.  Where a format needs a map for
-the heads, a copy of the target's is written.  In every format head k (from 0) drafts the token at
-t + 2 + k from the target's hidden states after its final norm, so no head changes its index.
-Tensors keep their type and their bits.  Settings that only specjax reads are under the key
-"specjax".
+the heads, a copy of the target's is written.  In every format head k (from 0) drafts the token at t
++ 2 + k from the target's hidden states after its final norm, so no head changes its index.  Tensors
+keep their type and their bits.  Settings that only specjax reads have the key "specjax".
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Format:
       matrix: name of the map to the vocabulary of head h, which follows its n blocks.
       tied: the heads for which a file of version 2 repeats the target's map: none, first or each.
       write: makes the configuration from the form, E and V.
-      read: reads the number of heads, of blocks, and whether each head has a map of its own.
+      read: reads the number of heads, of blocks, and and whether each head has a map of its own.
       refuse: the reason why readers of this format would misread these heads, or None.
     """
 
@@ -75,7 +74,7 @@ class Format:
     refuse: Callable[[Heads], str | None] = lambda heads: None
 
     def names(self, form: Form) -> dict[str, str]:
-        """A dict from tensor names in the file to those in the docstring of this module."""
+        """Maps tensor names in the file to those in the docstring of this module."""
         n, names = form.num_layers, {}
         for h, k, kind in itertools.product(range(form.num_heads), range(n), ("weight", "bias")):
             names[f"{self.linear.format(h=h, l=k)}.{kind}"] = f"{h}.{k}.linear.{kind}"
@@ -156,7 +155,7 @@ def _read_optimizer(config: Config) -> Counts:
 
 
 def _refuse_original(heads: Heads) -> str | None:
-    """The authors' code repeats one block per head, so the last one loaded would replace others."""
+    """Refuses several blocks: the authors' code repeats one per head, so the last would win."""
     for h, k in itertools.product(range(heads.form.num_heads), range(1, heads.form.num_layers)):
         for kind in ("weight", "bias"):
             first, other = (heads.tensors[f"{h}.{block}.linear.{kind}"] for block in (0, k))

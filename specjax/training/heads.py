@@ -26,7 +26,7 @@ _KINDS = ("float64", "float32", "float16", "bfloat16")
 
 
 def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Heads:
-    """Read a folder of the format `name`.
+    """Reads a folder of the format `name`.
 
     Args:
       folder: the folder.
@@ -34,7 +34,7 @@ def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Head
       target_head: [V, E], the target's linear map to the vocabulary.
 
     Raises:
-      ValueError: tensors are missing, left over or have a wrong shape, all listed at once; the file
+      ValueError: tensors are missing, unexpected or of a wrong shape, all listed at once; the file
         holds another target's map; or it is damaged.
       OSError: a file is missing.
     """
@@ -79,7 +79,7 @@ def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Head
 
 
 def write_heads(folder: pathlib.Path, name: str, heads: Heads, target_head: np.ndarray) -> None:
-    """Write a folder of the format `name`, config.json last.
+    """Writes a folder of the format `name`, config.json last.
 
     The target's linear map is rounded to the type of the heads.
 

@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""Locks a folder, so that only one run at a time uses it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _held: set[tuple[pathlib.Path, int]] = set()
 
 @contextlib.contextmanager
 def alone(out: str | os.PathLike[str], writes: bool = True) -> Iterator[None]:
-    """Hold a folder for one run, until the block or the process ends, however it ends.
+    """Holds a folder for one run, until the block or the process ends, however it ends.
 
-    Of several processes of one run the first one holds the folder.  What writes nothing there
-    (`writes=False`) does not hold it.
+    Of several processes of one run the first one holds the folder.  A caller that writes nothing
+    there (`writes=False`) does not hold it.
 
     Raises:
       ValueError: another run holds the folder; the message names it.

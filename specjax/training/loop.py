@@ -2,8 +2,8 @@
 
     Job.batch(step) -> jitted update (loss, gradient, Optax) -> at intervals: log, evaluate, save
 
-What a step does depends on the options and the step number alone, so a run that was killed and
-resumed goes through the same states as an uninterrupted run.
+A step depends only on the options and the step number, so a run that was killed and resumed goes
+through the same states as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -55,34 +55,34 @@ class Job(Protocol):
 
     @property
     def frozen(self) -> Arrays:
-        """Arrays that the loss reads but does not train: a target's parameters, or None."""
+        """The arrays that the loss reads but does not train: a target's parameters, or None."""
         ...
 
     def init(self) -> Arrays:
-        """Fresh trainable parameters.  If they lie on a mesh, the run uses that mesh."""
+        """Returns new trainable parameters.  If they are on a mesh, the run uses that mesh."""
         ...
 
     def batch(self, step: int) -> Arrays:
-        """The data of a step, a function of the step alone.  Axis 0 of each leaf is the row."""
+        """Returns the data of a step, which depends only on it.  Axis 0 of each leaf is the row."""
         ...
 
     def loss(self, params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
-        """Scalar loss and further metrics.  See `optimizer.gradient` for the metric `weight`."""
+        """Returns the loss and further metrics; `optimizer.gradient` reads the metric `weight`."""
         ...
 
     def evaluate(self, params: Arrays) -> dict[str, float]: ...
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:
-        """Write the finished model."""
+        """Writes the finished model."""
         ...
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
-        """Decodes the tokens of `show`."""
+        """The tokenizer that decodes the tokens of `show`."""
         ...
 
     def show(self, batch: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens [B, T + 1] of a batch, and which [B, T] after the first are learned."""
+        """Returns the tokens [B, T + 1] of a batch, and a mask [B, T] of the learned ones."""
         ...
 
 
@@ -92,7 +92,7 @@ class WithInputs(Protocol):
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Hashes of what the job reads, by name.  They must not change in a resumed run."""
+        """Returns hashes of the job's inputs, by name.  They must not change in a resumed run."""
         ...
 
 
@@ -101,7 +101,7 @@ class WithGoal(Protocol):
     """A job that ranks evaluations: the best model is kept, and `--patience` counts from it."""
 
     def goal(self, report: dict[str, float]) -> float:
-        """A number from the report of an evaluation; greater is better."""
+        """Returns a number from the report of an evaluation; greater is better."""
         ...
 
 
@@ -111,7 +111,7 @@ class WithFacts(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Entries by name, such as the folders of the models."""
+        """Returns entries by name, such as the folders of the models."""
         ...
 
 
@@ -121,20 +121,20 @@ class WithRates(Protocol):
 
     @property
     def rates(self) -> Mapping[str, float] | None:
-        """Factors on the learning rate (see `optimizer.make_optimizer`); None: the same for all."""
+        """Returns factors on the learning rate (see `optimizer.make_optimizer`), or None."""
         ...
 
 
 def fit(
     job: Job, options: LoopOptions, optimizer: optax.GradientTransformation | None = None
 ) -> dict[str, float]:
-    """Run a job to its end, or resume it.
+    """Runs a job to its end, or resumes it.
 
     Without an `optimizer` of the caller's own, the options describe one.
 
     Ctrl-C, SIGTERM, SIGHUP and a closed stdout finish the step, save and stop.  The same command
     then resumes the run, also on another mesh or with another number of processes.  With several
-    processes only the first one writes files, except that each writes its own part of the
+    processes only the first one writes files, except that each writes its own shard of the
     checkpoints.
 
     Returns:
@@ -286,7 +286,7 @@ def _fit(
 
 
 def show_mask(job: Job) -> str:
-    """The text of the first batch of a job, with the learned tokens in colour."""
+    """Returns the text of the first batch of a job, with the learned tokens in colour."""
     tokens, learned = job.show(job.batch(0))
     assert job.tokenizer is not None
     # The first token of a sequence is never a label.
@@ -298,7 +298,7 @@ def show_mask(job: Job) -> str:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """A list of the signals SIGINT, SIGTERM and SIGHUP that the process has received."""
+    """Yields a list of the signals SIGINT, SIGTERM and SIGHUP that the process has received."""
     received: list[int] = []
     asked = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
@@ -315,7 +315,7 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _replace(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Replace `folder` by what `write(folder)` writes; it never holds a part of that."""
+    """Replaces `folder` by the result of `write(folder)`; it never has a partial result."""
     partial, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("partial", "old"))
     if leader():
         for leftover in (partial, old):
@@ -330,7 +330,7 @@ def _replace(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> Non
 
 
 def _by_name(batch: Arrays) -> dict[str, Any]:
-    """The leaves of a batch by their names, for `np.savez`."""
+    """Returns the leaves of a batch by their names, for `np.savez`."""
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     return {
         jax.tree_util.keystr(path).strip("[]'") or "batch": np.asarray(leaf)

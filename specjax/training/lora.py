@@ -1,8 +1,8 @@
 """Low-rank changes of a target's weights: W + (alpha / rank) A B.
 
 A [in, rank] starts random and B [rank, out] starts at zero.  The change is added to the weights
-before a pass, so the changed model is an ordinary model, and it is saved with merged weights.  This
-leaves no place for the dropout between activations and A that some recipes use.
+before a pass, so the changed model is an ordinary model, and it is saved with merged weights.  So
+there is no dropout between activations and A, as in some recipes.
 
 Reference: Hu et al. 2021, LoRA, arXiv 2106.09685, section 4.1.
 """
@@ -25,7 +25,7 @@ _KERNEL, _ROUTER = "kernel", "router"
 
 
 def adapted(params: Arrays, tied: bool) -> dict[tuple[str, ...], Array]:
-    """The matrices [in, out] that change: those of all linear maps in the layers, and the output.
+    """Returns the matrices [in, out] that change: all linear maps in the layers, and the output.
 
     A tied output is not changed, since it is the embedding.  Neither are the experts and routers of
     a mixture of experts.
@@ -42,7 +42,7 @@ def adapted(params: Arrays, tied: bool) -> dict[tuple[str, ...], Array]:
 
 
 def initial_lora(params: Arrays, rank: int, tied: bool, key: Array) -> Lora:
-    """Initial changes, whose products are zero.
+    """Returns initial changes, whose products are zero.
 
     On a mesh, A is split like the rows of the matrix that it changes, and B like its columns.
     """
@@ -73,7 +73,7 @@ def _split_as(matrix: Array) -> dict[str, NamedSharding]:
 
 
 def merge(params: Arrays, lora: Lora, scale: float) -> Arrays:
-    """The parameters with the changes added, in the types of the parameters."""
+    """Returns the parameters with the changes added, in the types of the parameters."""
     leaves: Arrays = flatten_dict(params)  # by path
     for name, change in lora.items():
         path = (*name.split("/"), _KERNEL)

@@ -31,7 +31,7 @@ _LAST_FIRST = (((1,), (0,)), ((), ()))
 
 @struct.dataclass
 class Teacher:
-    """How a target maps its hidden states to logits; it has no gradient."""
+    """The output matrix of a target, which maps hidden states to logits without a gradient."""
 
     matrix: Arrays  # [E, V], an array or Int8
     softcap: float | None = struct.field(pytree_node=False, default=None)
@@ -39,7 +39,7 @@ class Teacher:
     size: int | None = struct.field(pytree_node=False, default=None)
 
     def logits(self, hidden: Array) -> Array:
-        """[C, E] -> [C, V] float32, in int8 as the target multiplies, else in bfloat16."""
+        """Maps [C, E] to [C, V] float32, in int8 if the target multiplies so, else in bfloat16."""
         if isinstance(self.matrix, Int8):
             product = int8_dot_general(hidden, self.matrix.unbox(), _LAST_FIRST)
         else:
@@ -48,22 +48,21 @@ class Teacher:
 
 
 def capped(logits: Array, cap: float | None) -> Array:
-    """c tanh(logits / c) for a softcap c; None is no cap."""
+    """Computes c tanh(logits / c) for a softcap c; None is no cap."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def with_cap(
     loss: Callable[..., Array], cap: float | None, size: int | None = None
 ) -> Callable[..., Array]:
-    """A loss on logits, for a model whose logits have a softcap, or of which the first `size`
-    count."""
+    """Returns a loss on logits with a softcap, or of which only the first `size` count."""
     if cap is None and size is None:
         return loss
     return lambda logits, *others: loss(capped(logits, cap)[:, :size], *others)
 
 
 def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array]:
-    """Turn a loss on logits into a loss on hidden states that works in chunks.
+    """Turns a loss on logits into a loss on hidden states that works in chunks.
 
     Args:
       loss: `loss(logits [C, V], *rows [C, ...], *shared)` returns a sum over rows.  It must be zero
@@ -87,12 +86,12 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
 def chunked_with_rows(
     loss: Callable[..., tuple[Array, Arrays]], chunk: int = 512, trains_head: bool = True
 ) -> Callable[..., tuple[Array, Arrays]]:
-    """`chunked` for a loss that also returns numbers of each row, which have no gradient.
+    """Turns a loss as `chunked`, if it also returns numbers of each row without a gradient.
 
     Args:
       loss: like that of `chunked`, but it returns the sum, and a pytree of arrays [C, ...].
       chunk: the most rows of a chunk.
-      trains_head: has `head` a gradient?  It costs as much as the logits.
+      trains_head: True if `head` has a gradient, which costs as much as the logits.
 
     Returns:
       A function like that of `chunked`, which returns the sum, and the pytree with leaves [M, ...].
@@ -142,7 +141,7 @@ def chunked_with_rows(
 
 
 def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable[..., Array]:
-    """Turn `statistics(logits [C, V], *rows, *shared) -> [C, S]` into a function in chunks.
+    """Turns `statistics(logits [C, V], *rows, *shared) -> [C, S]` into a function in chunks.
 
     The function is `f(hidden, head, rows, shared=()) -> [M, S]`.  Its arguments are those of
     `chunked`, but `rows` has no weights, since padding rows are removed from the result.
@@ -175,13 +174,13 @@ def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable
 
 
 def mapped(function: Callable[[Array], Arrays], hidden: Array, chunk: int = 512) -> Arrays:
-    """`function` of hidden states [M, E], called with a chunk at a time; leaves [M, ...]."""
+    """Returns `function` of hidden states [M, E], one chunk at a time; leaves [M, ...]."""
     chunks = jax.lax.map(function, _split(hidden, chunk))
     return jax.tree.map(lambda x: _join(x)[: len(hidden)], chunks)
 
 
 def _split(arrays: Arrays, chunk: int) -> Arrays:
-    """Arrays [M, ...] cut into chunks [K, C, ...], padded with zeros at the end.
+    """Cuts arrays [M, ...] into chunks [K, C, ...], padded with zeros at the end.
 
     Chunk k has the rows k, k + K, ..., so on a mesh every device holds equally many rows of it.
     """
@@ -195,12 +194,12 @@ def _split(arrays: Arrays, chunk: int) -> Arrays:
 
 
 def _join(chunks: Array) -> Array:
-    """The inverse of `_split`, from [K, C, ...] to [M, ...]; M includes the padding."""
+    """Inverts `_split`, from [K, C, ...] to [M, ...]; M includes the padding."""
     return chunks.swapaxes(0, 1).reshape(-1, *chunks.shape[2:])
 
 
 def log_target(logits: Array, sampling: Sampling | None = None) -> Array:
-    """Log-probabilities [C, V] of the target under the sampling settings it is served with.
+    """Returns log-probabilities [C, V] of the target under the sampling settings it is served with.
 
     `sampling` has one row.
     """
@@ -208,7 +207,7 @@ def log_target(logits: Array, sampling: Sampling | None = None) -> Array:
 
 
 def log_draft(logits: Array, sampling: Sampling | None = None) -> Array:
-    """Log-probabilities [C, V] of the draft at the temperature it is served with.
+    """Returns log-probabilities [C, V] of the draft at the temperature it is served with.
 
     At temperature 0, where there would be no gradient, 1 is used instead.  Filters such as top-k
     are not applied, since the tokens they remove would have no gradient.  The draft learns the
@@ -222,13 +221,13 @@ def log_draft(logits: Array, sampling: Sampling | None = None) -> Array:
 
 
 def cross_entropy(logits: Array, weight: Array, labels: Array) -> Array:
-    """Sum over rows of weight * -log softmax(logits)[label].  Shapes [C, V], [C], [C]."""
+    """Returns the sum of weight * -log softmax(logits)[label], of [C, V], [C] and [C]."""
     picked = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
     return jnp.sum(weight * (jax.nn.logsumexp(logits, axis=1) - picked))
 
 
 def against(divergence: Divergence, top: int = 0) -> Callable[..., Array]:
-    """A loss for `chunked`: the sum over rows of weight * divergence(target, draft).
+    """Returns a loss for `chunked`: the sum over rows of weight * divergence(target, draft).
 
     Shapes are logits [C, V], weight [C] and target_hidden [C, E].  The loss
     computes the target's logits itself, so that they too exist for one chunk at a time.  With a
@@ -254,7 +253,7 @@ def against(divergence: Divergence, top: int = 0) -> Callable[..., Array]:
 
 
 def against_recorded(divergence: Divergence) -> Callable[..., Array]:
-    """`against` where the target's likeliest tokens were recorded, at the same sampling settings.
+    """Returns `against` for recorded likeliest tokens, at the same sampling settings.
 
     Shapes are logits [C, V], weight [C], and of the target's tokens ids and log_probs [C, k].
     """
@@ -279,7 +278,7 @@ forward_kl = against(divergences.forward_kl)
 def agreement(
     logits: Array, target_hidden: Array, teacher: Teacher, sampling: Sampling | None = None
 ) -> Array:
-    """For `chunked_rows`: forward KL, alpha, and whether both have the same argmax, as [C, 3].
+    """Computes forward KL, alpha, and whether the argmaxes agree, [C, 3], for `chunked_rows`.
 
     Shapes are those of `against`.  Alpha is the acceptance rate of the rule `rejection` if target
     and draft are both sampled with these settings, filters included.
@@ -296,10 +295,11 @@ def agreement(
 def recorded_agreement(
     logits: Array, ids: Array, log_probs: Array, sampling: Sampling | None = None
 ) -> Array:
-    """For `chunked_rows`: what k recorded tokens tell of `agreement`, as [C, 4].
+    """Computes bounds of `agreement` from k recorded tokens, [C, 4], for `chunked_rows`.
 
     These are a lower bound of forward KL, a lower and an upper bound of alpha, and whether both
-    have the same argmax.  The bounds of alpha differ by what both models may share in the tail.
+    have the same argmax.  The bounds of alpha differ by the mass that both models may share in the
+    tail.
     """
     top = Top(ids, log_probs)
     target, draft = folded(top, log_draft(logits, sampling))

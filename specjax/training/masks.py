@@ -13,7 +13,7 @@ _LEARNED, _READ, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 
 
 def paint(ids: np.ndarray, learned: np.ndarray, tokenizer: tokenizers.Tokenizer) -> str:
-    """The text of token ids [L], with those in the mask `learned` [L] bold and green, others dim.
+    """Colours the text of token ids [L]: tokens in the mask `learned` [L] are green, others dim.
 
     A line of counts comes first.  If the environment has NO_COLOR (no-color.org), ⟦ ⟧ enclose the
     learned tokens instead.

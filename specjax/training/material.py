@@ -1,4 +1,4 @@
-"""Training data of a job with a target: text, conversations, and datasets that the target wrote."""
+"""Reads the training data of a job: text, conversations, and datasets of the target."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Material:
 
 
 class DataOptions(Protocol):
-    """The options of a job that say where its data is."""
+    """The options of a job that name its data."""
 
     @property
     def target(self) -> str: ...
@@ -69,7 +69,7 @@ def gather(
     settings: Mapping[str, float] | None = None,
     exact: bool = False,
 ) -> Material:
-    """Read `options.data`.
+    """Reads `options.data`.
 
     It may name folders and files of text, datasets of train.generate, and files of rows with texts
     or conversations (`rows.py`).
@@ -139,7 +139,7 @@ class _Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """What some entries of `--data` hold."""
+    """The data in some entries of `--data`."""
 
     text: Tokens | None
     held_out: Tokens | None
@@ -154,7 +154,7 @@ def _read(
     corpus: pathlib.Path,
     wanted: _Wanted,
 ) -> _Found:
-    """Read entries of `--data`; the arguments are those of `gather`."""
+    """Reads entries of `--data`; the arguments are those of `gather`."""
     made = [path for path in map(pathlib.Path, data) if (path / dataset.MANIFEST).exists()]
     folders = tuple(path for path in data if pathlib.Path(path) not in made)
     source = dataclasses.replace(options.source, folders=folders)
@@ -186,7 +186,7 @@ def _read(
 def held_out_rows(
     held_out: Tokens | Mixture | Written, index: int, rows: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [rows, length + 1] and `drawn` [rows, length] as in a batch; of text, `drawn` is 0."""
+    """Returns tokens [rows, length + 1] and `drawn` [rows, length]; of text, `drawn` is 0."""
     if isinstance(held_out, Written):
         batch = held_out.rows(index * rows, rows, 0)
         return batch.tokens, batch.drawn
@@ -196,7 +196,7 @@ def held_out_rows(
 def held_out_prompts(
     held_out: Tokens | Mixture | Written, count: int, length: int, prompt: int, longest: int
 ) -> list[list[int]]:
-    """Prompts to continue: `prompt` tokens of text, or all tokens before an answer.
+    """Returns prompts to continue: `prompt` tokens of text, or all tokens before an answer.
 
     A prompt has at most `longest` tokens.
     """
@@ -209,7 +209,7 @@ def held_out_prompts(
 
 
 def learned(drawn: Array | np.ndarray, prompts: bool = False) -> Array:
-    """[B, T] 1 where the next token is learned.
+    """Returns [B, T] 1 where the next token is learned.
 
     These are the drawn tokens, and all tokens of a row that is text.  Prompts are learned only with
     `prompts`, and padding after the EOS never is.

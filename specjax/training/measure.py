@@ -44,12 +44,12 @@ class Measured:
 
 
 def width_for(prompts: Sequence[Sequence[int]]) -> int:
-    """The length of the longest prompt, rounded up to a power of two so that few shapes compile."""
+    """Returns the length of the longest prompt, rounded up to a power of two."""
     return max(_SMALLEST_WIDTH, 1 << (max(map(len, prompts)) - 1).bit_length())
 
 
 def pad(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids [B, width], padded on the right, and lengths [B]."""
+    """Returns token ids [B, width], padded on the right, and lengths [B]."""
     lengths = np.array([len(p) for p in prompts], np.int32)
     padded = np.zeros((len(prompts), width), np.int32)
     for row, prompt in zip(padded, prompts, strict=True):
@@ -59,7 +59,7 @@ def pad(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.nd
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def count_steps(decoder: Decoder, params: Params, state: DecodeState) -> tuple[DecodeState, Counts]:
-    """`decoder.run`, which also counts what happened."""
+    """Runs `decoder.run`, and counts drafts and tokens."""
     rows, depth = len(state.length), decoder.proposer.max_depth
 
     def step(carry: tuple[DecodeState, Counts]) -> tuple[DecodeState, Counts]:
@@ -93,7 +93,7 @@ def measure(
     settings: Mapping[str, float],
     seed: int,
 ) -> Measured:
-    """Continue each prompt by `new_tokens`, with `batch` prompts at a time.
+    """Continues each prompt by `new_tokens`, with `batch` prompts at a time.
 
     Args:
       decoder, params: the decoder and its arrays.
@@ -137,7 +137,7 @@ def measure_tau(
     new_tokens: int,
     settings: Mapping[str, float],
 ) -> dict[str, float]:
-    """The metrics tau, the tokens per pass of the target, and its interval tau_low, tau_high.
+    """Returns the metrics tau, the tokens per pass of the target, and tau_low, tau_high.
 
     One prompt has no interval.
     """

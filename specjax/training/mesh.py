@@ -25,7 +25,7 @@ from specjax.training.options import Options, option
 
 
 class RunOptions(Protocol):
-    """The options of a run that decide how its batches lie on the devices."""
+    """The options of a run that decide how its batches are sharded."""
 
     @property
     def mesh(self) -> str | None: ...
@@ -60,7 +60,7 @@ class MeshOptions(Options):
 
 
 def mesh_sizes(options: MeshOptions | RunOptions) -> dict[str, int] | None:
-    """The sizes that `make_mesh` takes; None for a single device.
+    """Returns the sizes that `make_mesh` takes; None for a single device.
 
     Without --mesh, one process uses one device, and several processes put all their devices along
     `data`.
@@ -74,7 +74,7 @@ def mesh_sizes(options: MeshOptions | RunOptions) -> dict[str, int] | None:
 
 
 def mesh_of_sizes(sizes: dict[str, int] | None) -> Mesh | None:
-    """The mesh of what `mesh_sizes` returns."""
+    """Returns the mesh of the result of `mesh_sizes`."""
     if sizes is None:
         return None
     fsdp, copies = sizes.get("fsdp", 1), sizes.get("kv_copies", 1)
@@ -82,10 +82,11 @@ def mesh_of_sizes(sizes: dict[str, int] | None) -> Mesh | None:
 
 
 def mesh_of_run(options: RunOptions) -> Mesh | None:
-    """The mesh of the options; None for a single device.
+    """Returns the mesh of the options; None for a single device.
 
     Raises:
-      ValueError: it does not fit the devices, or does not divide the rows that are read at a time.
+      ValueError: the mesh does not fit the devices, or does not divide the rows that are read at a
+        time.
     """
     sizes = mesh_sizes(options)
     mesh = mesh_of_sizes(sizes)
@@ -101,7 +102,7 @@ def mesh_of_run(options: RunOptions) -> Mesh | None:
 
 
 def lay_state(state: dict[str, Arrays], mesh: Mesh | None) -> dict[str, Arrays]:
-    """Place the whole state on the mesh of its parameters.
+    """Shards the whole state over the mesh of its parameters.
 
     The optimizer's moments of a parameter are split like the parameter; the rest is replicated.
     """
@@ -129,10 +130,10 @@ def lay_state(state: dict[str, Arrays], mesh: Mesh | None) -> dict[str, Arrays]:
 def gathered(
     layout: tuple[NamedSharding | None, ...] | None,
 ) -> tuple[NamedSharding | None, ...] | None:
-    """The shardings of parameters while a step reads them: not split along `fsdp`.
+    """Returns the shardings of parameters while a step reads them: not split along `fsdp`.
 
-    Without them XLA would split the last axis of activations along `fsdp`, like the matrices they
-    are multiplied with, and move activations between devices, since their rows are split too.
+    Otherwise XLA would split the last axis of activations along `fsdp`, like the matrices they are
+    multiplied with, and move activations between devices, since their rows are split too.
     """
 
     def gather(at: NamedSharding) -> NamedSharding:
@@ -148,7 +149,7 @@ def gathered(
 
 
 def lay_batch(batch: Arrays, mesh: Mesh | None) -> Arrays:
-    """A batch whose rows lie on the devices that read them.  Each process passes all of it."""
+    """Shards a batch over the devices that read it.  Each process passes all of it."""
     if mesh is None:
         return batch
     return jax.tree.map(lambda leaf: put(np.asarray(leaf), by_row(mesh)), batch)
@@ -164,7 +165,7 @@ class Agreement:
         self._mesh, self._said = mesh if jax.process_count() > 1 else None, None
 
     def ask(self, wanted: bool) -> bool:
-        """Whether any process passed True in the previous call (with one process, in this one)."""
+        """Returns whether any process passed True in the previous call, or one process in this."""
         if self._mesh is None:
             return wanted
         everywhere = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
@@ -181,6 +182,6 @@ def _any(flags: Array) -> Array:
 
 
 def together(what: str) -> None:
-    """Wait until every process has reached this call."""
+    """Waits until every process has reached this call."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)

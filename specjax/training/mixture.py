@@ -1,7 +1,7 @@
-"""Sources of data that are mixed by weights, so that each has its share after every row.
+"""Mixes sources of data by weights, so that each has its share after every row.
 
-The rows of a mixture are numbered.  `turns` says which source a row comes from, and how many rows
-of that source came before it, from the number and the weights alone.
+The rows of a mixture are numbered.  `turns` computes the source of a row, and the number of rows of
+that source before it, from only the row's number and the weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WeightOptions(Options):
 
 
 def turns(number: int, weights: Sequence[float]) -> tuple[int, int]:
-    """The source of a row, and the row's number within it.
+    """Returns the source of a row, and the row's number within it.
 
     The first n rows have n w / (w + the later weights) of the first source, rounded; the others are
     divided among the later sources in the same way.  So each source has its share to within a row
@@ -62,18 +62,18 @@ class Mixture:
     weights: tuple[float, ...]
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """All token ids, in parts that fit into memory."""
+        """Yields all token ids, in blocks that fit into memory."""
         for part in self.parts:
             yield from part.blocks()
 
     @functools.cached_property
     def inputs(self) -> dict[str, str]:
-        """Hashes of the tokenizer and of all the text, by name."""
+        """Returns hashes of the tokenizer and of all the text, by name."""
         texts = "".join(part.inputs["text"] for part in self.parts)
         return {**self.parts[0].inputs, "text": hashlib.sha256(texts.encode()).hexdigest()}
 
     def windows(self, length: int) -> int:
-        """The rows after which the source that is read most often begins anew."""
+        """Returns the rows after which the source that is read most often begins anew."""
         whole = math.fsum(self.weights)
         return min(
             math.ceil(part.windows(length) * whole / weight)

@@ -1,8 +1,8 @@
-"""What a drafter's prediction of one token costs: functions of log-probabilities and the token.
+"""The losses of a drafter's prediction of one token: functions of log-probabilities and token.
 
 The draft may know fewer tokens than the target.  Then the target's log-probabilities are those of
 the draft's tokens, and their probabilities may sum to less than 1: a draft is never accepted where
-the target would have said one of the others.
+the target would have drawn one of the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ the draft does not know."""
 
 
 def cross_entropy(target: Array, draft: Array, labels: Array) -> Array:
-    """-log q(label); 0 for a label that the draft does not know."""
+    """Computes -log q(label); 0 for a label that the draft does not know."""
     picked = jnp.take_along_axis(draft, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
     return jnp.where(labels >= 0, -picked, 0.0)
 
 
 def cross_entropy_and_distance(target: Array, draft: Array, labels: Array) -> Array:
-    """0.1 cross-entropy + 0.9 sum_v |p - q|, the loss of DSpark (DeepSeek's DeepSpec)."""
+    """Computes 0.1 cross-entropy + 0.9 sum_v |p - q|, the loss of DSpark (DeepSeek's DeepSpec)."""
     distance = 2 * (1 - acceptance(target, draft))
     return 0.1 * cross_entropy(target, draft, labels) + 0.9 * distance
 
@@ -49,7 +49,7 @@ OBJECTIVES: dict[str, Objective] = {
 def per_row(
     objective: Objective, softcap: float | None, target_softcap: float | None
 ) -> Callable[..., tuple[Array, Array]]:
-    """A loss for `chunked_with_rows`; its numbers of each row are the acceptance alpha [C].
+    """Returns a loss for `chunked_with_rows`; its numbers of each row are the acceptance alpha [C].
 
     The logits are [C, U], and then the rows are weights [C], labels [C], and the target's hidden
     states [C, E].  Shared are the target's output matrix [E, V], and the target's id of each of the
@@ -78,11 +78,11 @@ def per_row(
 
 
 def mean_of(x: Array, weight: Array) -> Array:
-    """The weighted mean of x; 0 without any weight."""
+    """Returns the weighted mean of x; 0 without any weight."""
     return jnp.sum(weight * x) / jnp.maximum(weight.sum(), 1)
 
 
 def binary_cross_entropy(estimate: Array, alpha: Array) -> Array:
-    """The cross-entropy of an estimated probability that a draft is accepted, like alpha."""
+    """Computes the cross-entropy of an estimated probability of acceptance, like alpha."""
     estimate = jnp.clip(estimate, 1e-6, 1 - 1e-6)
     return -(alpha * jnp.log(estimate) + (1 - alpha) * jnp.log1p(-estimate))

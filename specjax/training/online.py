@@ -1,4 +1,4 @@
-"""Learning inside speculation: draft, verify, and learn from the verification.
+"""Trains a draft inside speculation: draft, verify, and learn from the verification.
 
 The target's pass over a proposal gives its distribution after *every* draft token, accepted or
 rejected.  So the draft model learns on its own drafts, as in use, and the labels cost no additional
@@ -45,7 +45,7 @@ class Rollout:
 
 
 def row_keys(seed: int, number: Array) -> Array:
-    """[B] keys of the rows of a batch; `number` [B] is one that no other row of the run has."""
+    """Returns [B] keys of the rows of a batch; no other row of the run has the `number` [B]."""
     return jax.vmap(lambda n: jax.random.fold_in(make_key(seed), n))(number)
 
 
@@ -53,7 +53,7 @@ def begin(
     decoder: Decoder, params: Params, tokens: Array, prompt: int, settings: Mapping[str, Any],
     keys: Array,
 ) -> DecodeState:  # fmt: skip
-    """The state after the first `prompt` of the tokens [B, T]; rows end at the capacity."""
+    """Returns the state after the first `prompt` of the tokens [B, T]; rows end at the capacity."""
     rows = len(tokens)
     return decoder.prefill(
         params,
@@ -66,7 +66,7 @@ def begin(
 
 
 def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -> Rollout:
-    """Decode for `steps` steps with a proposer of chains, without gradients."""
+    """Decodes for `steps` steps with a proposer of chains, without gradients."""
 
     def step(state: DecodeState, _: None) -> tuple[DecodeState, tuple[Array, Array, Array]]:
         after, info = decoder.step(params, state)
@@ -85,7 +85,7 @@ def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -
 
 
 def read_branches(model: LinenModel, params: Arrays, rollout: Rollout) -> Array:
-    """The draft model's hidden states at every root and every draft, computed in one pass.
+    """Returns the draft model's hidden states at every root and every draft, computed in one pass.
 
     Returns:
       [B, S, gamma + 1, E].

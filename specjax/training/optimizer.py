@@ -89,7 +89,7 @@ class OptimizerOptions(Options):
 
 
 def phases(options: OptimizerOptions) -> tuple[int, int]:
-    """The steps of warm-up, and of the decay at the end of a wsd run.
+    """Returns the steps of warm-up, and of the decay at the end of a wsd run.
 
     They never overlap.  If both do not fit, the warm-up is shortened, but to no less than half of
     the run, and the decay takes the rest.
@@ -101,7 +101,7 @@ def phases(options: OptimizerOptions) -> tuple[int, int]:
 
 
 def make_schedule(options: OptimizerOptions) -> optax.Schedule:
-    """The learning rate of each step, counted from 0.
+    """Returns the learning rate of each step, counted from 0.
 
     After the warm-up it follows a cosine, or it is constant and then decays linearly ("WSD", Hu et
     al. 2024, arXiv 2404.06395, equation 1).  After the last step it is 0.
@@ -125,7 +125,7 @@ def make_schedule(options: OptimizerOptions) -> optax.Schedule:
 def make_optimizer(
     options: OptimizerOptions, rates: Mapping[str, float] | None = None
 ) -> optax.GradientTransformation:
-    """The optimizer of the options, after clipping by the global norm.
+    """Returns the optimizer of the options, after clipping by the global norm.
 
     By default it is AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101).  With `rates`, the
     parameters are a dict, and `rates` has a factor on the learning rate for each of its keys.
@@ -140,18 +140,18 @@ def make_optimizer(
 def start(
     optimizer: optax.GradientTransformation, options: OptimizerOptions, params: Arrays
 ) -> State:
-    """The state before the first step."""
+    """Returns the state before the first step."""
     state = {"params": params, "optimizer": optimizer.init(params), "step": jnp.int32(0)}
     return state | ({"ema": jax.tree.map(jnp.copy, params)} if options.ema else {})
 
 
 def averaged(state: State) -> Arrays:
-    """The parameters to evaluate and export: the moving average if there is one."""
+    """Returns the parameters to evaluate and export: the moving average if there is one."""
     return state.get("ema", state["params"])
 
 
 class HasLoss(Protocol):
-    """The part of a `loop.Job` that an update needs."""
+    """The methods of a `loop.Job` that an update needs."""
 
     def loss(
         self, params: Arrays, frozen: Arrays, batch: Arrays
@@ -166,7 +166,7 @@ def update(
     frozen: Arrays,
     batch: Arrays,
 ) -> tuple[State, dict[str, Array]]:
-    """One step of a `loop.Job`.
+    """Runs one step of a `loop.Job`.
 
     The state is donated, and the new state has the same shardings.
 
@@ -208,10 +208,10 @@ def _update(
 def gradient(
     loss: Loss, parts: int, params: Arrays, frozen: Arrays, batch: Arrays
 ) -> tuple[Array, dict[str, Array], Arrays]:
-    """Loss, metrics and gradient of a batch that is read in `parts` parts, cut along axis 0.
+    """Returns loss, metrics and gradient of a batch that is read in `parts` parts along axis 0.
 
     A loss that is a weighted mean returns its total weight as the metric `weight`, so that the mean
-    over the parts equals the mean over the whole batch.  Without it all parts count the same.
+    over the parts equals the mean over the whole batch.  Without it all parts have the same weight.
     """
     differentiate = jax.value_and_grad(loss, has_aux=True)
 

@@ -1,8 +1,8 @@
-"""The optimizers of optax by their names, and which parameters each of them changes.
+"""The optimizers of optax by their names, and the parameters that each of them changes.
 
-Muon orthogonalises the updates of matrices, so only the matrices of layers are its; embeddings,
-output matrices, norms and other vectors are AdamW's.  Its updates are scaled to the size that those
-of AdamW have, so one learning rate serves both (Liu et al. 2025, arXiv 2502.16982, equation 4).
+Muon orthogonalises the updates of matrices, so it changes only the matrices of layers; AdamW
+changes embeddings, output matrices, norms and other vectors.  Muon's updates are scaled to the size
+of AdamW's, so one learning rate serves both (Liu et al. 2025, arXiv 2502.16982, equation 4).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Factory = Callable[..., optax.GradientTransformation]
 
 
 def check_arguments(name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """The arguments of an optimizer from texts like `b1=0.95`.
+    """Returns the arguments of an optimizer from texts like `b1=0.95`.
 
     Raises:
-      ValueError: the optimizer has no such argument, or the value is no number, true or false.
+      ValueError: the optimizer has no such argument, or the value is not a number, true or false.
     """
     known = [p for p in inspect.signature(_made_by(name)).parameters if p != "learning_rate"]
     found = {}
@@ -76,7 +76,7 @@ def by_name(
     arguments: Mapping[str, Any],
     factors: Mapping[str, float] | None,
 ) -> optax.GradientTransformation:
-    """An optimizer whose state holds the learning rate of the last step.
+    """Returns an optimizer whose state holds the learning rate of the last step.
 
     Args:
       name: one of `OPTIMIZERS`.
@@ -108,9 +108,9 @@ def by_name(
 
 
 def rates_of(state: Arrays) -> dict[str, Array]:
-    """The learning rates of the last step: `learning_rate`, and one for each of several groups.
+    """Returns the learning rates of the last step: `learning_rate`, or one for each group.
 
-    {} for an optimizer that holds none, such as a user's own.
+    The result is {} for an optimizer that has none, such as a user's own.
     """
     found = {}
     leaves = jax.tree_util.tree_leaves_with_path(
@@ -142,7 +142,7 @@ def _is_matrix(path: tuple[Any, ...], leaf: Array) -> bool:
 
 
 def _factory(name: str, weight_decay: float, arguments: Mapping[str, Any]) -> Factory:
-    """A function of the learning rate alone."""
+    """Returns a function of only the learning rate."""
     made, given = _made_by(name), dict(arguments)
     if name == ADAMW:
         given = {"b2": 0.95, **given}
@@ -165,7 +165,7 @@ def _decayed(params: Arrays) -> Arrays:
 
 
 def _sized(updates: Arrays, _: Arrays) -> Arrays:
-    """Ascending updates of the size of AdamW's, from what Muon takes away at a rate of 1.
+    """Returns ascending updates of the size of AdamW's, from Muon's descent at a rate of 1.
 
     Muon scales an orthogonal matrix [n, m] by sqrt(max(1, m / n)), and its root mean square is
     1 / sqrt(max(n, m)).

@@ -21,7 +21,7 @@ from specjax.parallel import join_from, leaving
 
 _FILES = ("config", "set")
 REQUIRED = object()
-"""The default of an option that must be given."""
+"""The default value of an option that must be given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +42,12 @@ T = TypeVar("T", bound=Options)
 def option(
     default: object, text: str, *, free: bool = False, choices: Sequence[str] | None = None
 ) -> Any:
-    """A dataclass field with a help text.  A tuple becomes an option that takes several values.
+    """Returns a dataclass field with a help text; a tuple is an option with several values.
 
     Args:
       default: the default, or `REQUIRED`.
       text: the help text.
-      free: may the option change when a run is resumed?
+      free: True if the option may change when a run is resumed.
       choices: the allowed values; None: any.
     """
     metadata = {"help": text, "free": free, "choices": choices}
@@ -57,7 +57,7 @@ def option(
 
 
 def flag(name: str) -> str:
-    """The command-line option of a field."""
+    """Returns the command-line option of a field."""
     return "--" + name.replace("_", "-")
 
 
@@ -88,7 +88,7 @@ def within(options: object, low: float, high: float, *names: str) -> None:
 def matching(options: object, found: object, origin: str, *names: str) -> None:
     """Raises ValueError if `options` and `found` differ in any of these fields.
 
-    The message names the fields that differ; `origin` says in it where `found` comes from.
+    The message names the fields that differ; `origin` names the source of `found` in it.
     """
     other = {name: getattr(found, name) for name in names}
     other = {name: value for name, value in other.items() if value != getattr(options, name)}
@@ -99,7 +99,7 @@ def matching(options: object, found: object, origin: str, *names: str) -> None:
 
 
 def as_argument(name: str, value: object) -> str:
-    """An option with its value, as written on a command line."""
+    """Returns an option with its value, as written on a command line."""
     if isinstance(value, bool):
         return flag(name) if value else "--no-" + flag(name)[2:]
     if isinstance(value, tuple):
@@ -115,7 +115,7 @@ def _finite(options: object, name: str) -> float:
 
 
 def parse(cls: type[T], argv: list[str] | None = None, description: str | None = None) -> T:
-    """Read `cls` from a command line.
+    """Reads `cls` from a command line.
 
     Options of the command line override those of `--set`, which override those of `--config`.  A
     `ValueError` of a check becomes a usage error.
@@ -167,14 +167,14 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str | None =
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a job from the command line, which ends as `specjax.flags.ending` says."""
+    """Runs a job from the command line, which ends as in `specjax.flags.ending`."""
     open_streams()
     with leaving(), ending(pathlib.Path(sys.argv[0]).stem):
         main()
 
 
 def _files_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list[str]:
-    """The command line, preceded by the options of `--config` and `--set`, which it overrides."""
+    """Returns the command line after the options of `--config` and `--set`, which it overrides."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config")
     finder.add_argument("--set", nargs="+", action="extend", default=[])
@@ -191,7 +191,7 @@ def _files_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> lis
 
 
 def _value(text: str) -> object:
-    """The value of a `--set`, as a file would hold it; numbers stay texts, as on a command line."""
+    """Returns the value of a `--set` as in a file; numbers stay texts, as on a command line."""
     if text.startswith("[") and text.endswith("]"):
         parts = (part.strip().strip("'\"") for part in text[1:-1].split(","))
         return [part for part in parts if part]
@@ -201,7 +201,7 @@ def _value(text: str) -> object:
 def _arguments(
     parser: argparse.ArgumentParser, origin: str, values: Mapping[str, object]
 ) -> list[str]:
-    """A command line from options by name."""
+    """Returns a command line from options by name."""
     known, arguments = {action.dest: action for action in parser._actions}, []
     for name, value in values.items():
         dest = str(name).replace("-", "_")

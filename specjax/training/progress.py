@@ -1,4 +1,4 @@
-"""What a training loop shows: a progress bar on stderr, and lines on stdout."""
+"""Shows a training loop: a progress bar on stderr, and lines on stdout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress:
         self._bar = tqdm(total=steps, initial=step, unit="step", disable=disable)
 
     def advance(self, **values: str) -> None:
-        """One step more; `values` are shown beside the bar, or without a terminal as a line."""
+        """Advances by one step; `values` are shown next to the bar, or as a line of their own."""
         self._step += 1
 
         def show() -> None:
@@ -44,14 +44,14 @@ class Progress:
         self._try(show)
 
     def _left(self) -> str:
-        """The time that the remaining steps take at the speed since the line before."""
+        """Returns the time that the remaining steps take at the speed since the line before."""
         (step, began), now = self._before, time.perf_counter()
         self._before = self._step, now
         seconds = (now - began) / (self._step - step) * (self._steps - self._step)
         return str(datetime.timedelta(seconds=round(seconds)))
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Prints a line."""
 
         self._try(lambda: self._print(text))
 

@@ -1,4 +1,4 @@
-"""The records of a run beside its checkpoints: `run.json`, `metrics.jsonl`, TensorBoard events."""
+"""Writes the records of a run: `run.json`, `metrics.jsonl`, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that could change the numbers of a run."""
+    """Returns the versions of everything that could change the numbers of a run."""
     import specjax
 
     packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
 
 
 def named(folder: str | None, model: object, parameters: Arrays | int) -> dict[str, Any]:
-    """A model's entry in `run.json`: its folder, its family and sizes, and its parameters.
+    """Returns a model's entry in `run.json`: its folder, its family and sizes, and its parameters.
 
     Args:
       folder: where it comes from; None: it is new.
@@ -73,9 +73,9 @@ def describe(
     resumed: bool,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `run.json`: options, versions, hashes of the inputs, and the shapes of the state.
+    """Writes `run.json`: options, versions, hashes of the inputs, and the shapes of the state.
 
-    `facts` are further entries, which nothing is compared with.
+    `facts` are further entries, which are not compared.
 
     Raises:
       ValueError: a resumed run has a state of other shapes; or its inputs or its fixed options have
@@ -130,7 +130,7 @@ def describe(
 
 
 def read_run(path: pathlib.Path, accept_changes: bool) -> dict[str, Any] | None:
-    """The `run.json` of a run that is resumed; None if it cannot be read and changes are accepted.
+    """Returns the `run.json` of a resumed run; None if it is unreadable and changes are accepted.
 
     Raises:
       ValueError: it cannot be read.
@@ -151,14 +151,14 @@ def read_run(path: pathlib.Path, accept_changes: bool) -> dict[str, Any] | None:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Write a file atomically: a process that is killed leaves the old file or the new one."""
+    """Writes a file atomically: a process that is killed leaves the old file or the new one."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
     partial.replace(path)
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, without a last line that was cut off.
+    """Returns the lines of a `metrics.jsonl`, without a last line that was cut off.
 
     Raises:
       ValueError: another line cannot be read.
@@ -180,7 +180,7 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def last_evaluation(path: pathlib.Path, step: int) -> dict[str, float]:
-    """The report of the last evaluation up to `step` in a `metrics.jsonl`; {} if there is none."""
+    """Returns the report of the last evaluation up to `step` in a `metrics.jsonl`, or {}."""
     reports = [
         line
         for line in read_metrics(path)
@@ -190,7 +190,7 @@ def last_evaluation(path: pathlib.Path, step: int) -> dict[str, float]:
 
 
 class EventWriter(Protocol):
-    """The part of `tensorboardX.SummaryWriter` that is used."""
+    """The methods of `tensorboardX.SummaryWriter` that are used."""
 
     def add_scalar(self, tag: str, scalar_value: float, step: int, *, walltime: float) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What a target says about a data set, on disk: a draft then learns without the target in memory.
+"""Records a target's outputs on disk, so that a draft learns without the target in memory.
 
     teacher.json          the request (hashes of the target and its tokenizer, settings, what is
                           recorded), counts, hashes of the files below, and whether the recording is
@@ -7,11 +7,11 @@
     shared.safetensors    with hidden states: the target's embedding, final norm and output matrix,
                           which drafters use
     00000.safetensors     a chunk of sequences: tokens [R, T + 1] int32; drawn [R, T] uint8 and
-                          limit [R] int32, as in `Written`; what the target said of them (`Said`);
+                          limit [R] int32, as in `Written`; the target's outputs for them (`Said`);
                           and the SHA-256 of all that in the file's metadata
 
 First come the sequences of text, then those with answers, then those that are held out.  The
-content of a chunk depends on its number alone, so an interrupted call continues where it stopped.
+content of a chunk depends only on its number, so an interrupted call continues where it stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from specjax.training.written import Written, shuffled
 
 MANIFEST = "teacher.json"
 _HEADER = 4096
-"""The most bytes that a file of a chunk has beside its arrays."""
+"""The most bytes of a chunk's file in addition to its arrays."""
 _GB = 10**9
 _OPEN = 64
 """Files that are open at a time."""
@@ -50,28 +50,29 @@ CANDIDATES = ("top_ids", "top_log_probs")
 STATES = "states"
 
 Said = Mapping[str, np.ndarray]
-"""What a target says about tokens [R, T + 1]: of each next token `top_ids` [R, T, k] and
+"""A target's outputs for tokens [R, T + 1]: of each next token `top_ids` [R, T, k] and
 `top_log_probs` [R, T, k] float32, after temperature, top-k and top-p; and `states` [R, T, F], the
-hidden states after the final norm, and those after each of the taps, as bits of bfloat16."""
+hidden states after the final norm, and those after each of the taps, as bits of bfloat16.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is recorded.
+    """The request of a recording.
 
     Attributes:
       hashes: `model_hashes` of the target, and the hashes of the data.
       settings: `temperature`, `top_k` and `top_p` of the log-probabilities.
       top: k; 0: no log-probabilities.
       dtype: type of the target's weights.
-      isolate_documents: were documents read on their own?
+      isolate_documents: True if documents are read on their own.
       length: T, the tokens that are predicted in a sequence.
       chunk: the sequences of a file.
       vocab_size: V of the target.
       counts: the sequences of text, with answers, and held out.
       share: of the sequences with answers, if the sources were weighed; else None.
       hidden_size: E of the target if its hidden states are recorded, else 0.
-      taps: the layers of these states beside the last.
+      taps: the layers of these states in addition to the last.
     """
 
     hashes: dict[str, str]
@@ -89,7 +90,7 @@ class Request:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Request:
-        """From a manifest; one of an earlier version has fewer fields."""
+        """Reads a request from a manifest; one of an earlier version has fewer fields."""
         counts, taps = tuple(fields["counts"]), tuple(fields.get("taps", ()))
         return cls(**{**fields, "counts": counts, "taps": taps})
 
@@ -99,12 +100,12 @@ class Request:
 
     @property
     def state_size(self) -> int:
-        """F."""
+        """F, the numbers of a token's hidden states."""
         return self.hidden_size * (1 + len(self.taps))
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sequence."""
+        """The bytes of a sequence."""
         width = np.dtype(self.ids_type).itemsize + 4
         token = self.top * width + 2 * self.state_size
         return 4 * (self.length + 1) + self.length + 4 + self.length * token
@@ -114,16 +115,16 @@ class Request:
         return -(-sum(self.counts) // self.chunk)
 
     def rows(self, number: int) -> range:
-        """The sequences of a chunk."""
+        """Returns the sequences of a chunk."""
         return range(number * self.chunk, min((number + 1) * self.chunk, sum(self.counts)))
 
     def bytes(self, number: int) -> int:
-        """The most bytes of a chunk's file."""
+        """Returns the most bytes of a chunk's file."""
         return len(self.rows(number)) * self.row_bytes + _HEADER
 
     @property
     def _words(self) -> str:
-        """What is recorded of each token."""
+        """Describes the recorded arrays of each token."""
         parts = [f"{self.top} log-probabilities"] * bool(self.top)
         layers = " ".join(map(str, self.taps))
         parts += [
@@ -139,13 +140,13 @@ def write(
     outputs: Callable[[np.ndarray], Said],
     files: Mapping[str, bytes],
 ) -> None:
-    """Record a target, or continue an unfinished recording.
+    """Records a target, or continues an unfinished recording.
 
     Args:
       folder: created if needed.
-      request: what is recorded.
+      request: the request of the recording.
       rows: the sequences of chunk `number`.
-      outputs: what the target says about tokens [R, T + 1].
+      outputs: the target's outputs for tokens [R, T + 1].
       files: of the target's folder, by name, without its weights; and of what drafters share.
 
     Raises:
@@ -206,7 +207,7 @@ def write(
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
-    """The `teacher.json` of a recording.
+    """Returns the `teacher.json` of a recording.
 
     Raises:
       ValueError: there is none, or it cannot be read.
@@ -228,9 +229,9 @@ class Recorded:
 
     Attributes:
       folder: of the recording.
-      request: what it holds.
+      request: the request that it fulfils.
       hash: of all its chunks.
-      names: the arrays that are read beside tokens and masks: `CANDIDATES`, or `STATES`.
+      names: the arrays that are read in addition to tokens and masks: `CANDIDATES`, or `STATES`.
       taps: the layers whose states are read, of those that were recorded.
     """
 
@@ -242,11 +243,11 @@ class Recorded:
 
     @classmethod
     def open(cls, folder: pathlib.Path, names: Sequence[str] = CANDIDATES) -> Recorded:
-        """Check a recording: every byte of it is read once.
+        """Checks a recording: every byte of it is read once.
 
         Raises:
-          ValueError: it is not complete, or has not these arrays, or one of its files is missing
-            or damaged.
+          ValueError: the recording is not complete, or lacks these arrays, or one of its files is
+            missing or damaged.
         """
         manifest = read_manifest(folder)
         request = Request.read(manifest["request"])
@@ -275,10 +276,10 @@ class Recorded:
         return cls(folder, request, whole.hexdigest(), names)
 
     def tapping(self, taps: tuple[int, ...]) -> Recorded:
-        """The recording with the states of these layers.
+        """Returns the recording with the states of these layers.
 
         Raises:
-          ValueError: they were not recorded.
+          ValueError: the states were not recorded.
         """
         if not set(taps) <= set(self.request.taps):
             asked, there = (" ".join(map(str, x)) for x in (taps, self.request.taps))
@@ -291,7 +292,7 @@ class Recorded:
         return dataclasses.replace(self, taps=taps)
 
     def batch(self, options: MixOptions, step: int) -> dict[str, np.ndarray]:
-        """The rows of a step, as those of `sources.mixed_rows`, with the arrays of `names`.
+        """Returns the rows of a step, as those of `sources.mixed_rows`, with the arrays of `names`.
 
         Each of the two kinds of sequences comes in an endless order, reshuffled every epoch.
         """
@@ -310,18 +311,18 @@ class Recorded:
         return {**made, "number": step * rows + np.arange(rows, dtype=np.int32)}
 
     def held_out(self, first: int, count: int) -> dict[str, np.ndarray]:
-        """Held-out rows in order; after the last one comes the first."""
+        """Returns held-out rows in order; after the last one comes the first."""
         text, answers, held = self.request.counts
         made = self.rows([text + answers + n % held for n in _range(first, count)])
         return {**made, "drawn": made["drawn"].astype(np.float32)}
 
     def held_out_rows(self) -> Written:
-        """All held-out sequences."""
+        """Returns all held-out sequences."""
         rows = dataclasses.replace(self, names=()).held_out(0, self.request.counts[2])
         return Written(rows["tokens"], rows["drawn"], rows["limit"])
 
     def rows(self, numbers: list[int]) -> dict[str, np.ndarray]:
-        """The sequences of these numbers."""
+        """Returns the sequences of these numbers."""
         found = [self._row(number) for number in numbers]
         stacked = {name: np.stack([row[name] for row in found]) for name in found[0]}
         if "top_ids" in stacked:
@@ -331,7 +332,7 @@ class Recorded:
         return stacked
 
     def token_counts(self) -> np.ndarray:
-        """[V] how often each token is learned in the sequences that are not held out."""
+        """Returns [V] how often each token is learned in sequences that are not held out."""
         size, text, answers = self.request.vocab_size, *self.request.counts[:2]
         counts = np.zeros(size, np.int64)
         for number in range(text + answers):
@@ -341,7 +342,7 @@ class Recorded:
         return counts
 
     def _tapped(self, states: np.ndarray) -> np.ndarray:
-        """[B, T, F] bfloat16: the last hidden states, and those of `taps`."""
+        """Returns [B, T, F] bfloat16: the last hidden states, and those of `taps`."""
         size, there = self.request.hidden_size, self.request.taps
         layers = states.view(jnp.bfloat16).reshape(*states.shape[:2], 1 + len(there), size)
         chosen = layers[:, :, [0, *(1 + there.index(tap) for tap in self.taps)]]

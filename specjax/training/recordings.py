@@ -1,4 +1,4 @@
-"""A recording of `train.teacher` as the data of a run, instead of a target in memory."""
+"""Reads a recording of `train.teacher` as the data of a run, instead of a target in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specjax.training.targets import TargetOptions, dtype_of, load_target
 
 @dataclasses.dataclass(frozen=True)
 class TaughtOptions(TextOptions, TargetOptions):
-    """What a run learns from: a target in memory with data, or a recording."""
+    """The inputs of a run: a target in memory with data, or a recording."""
 
     target: str = option("", "folder of the target, or org/name on the Hub")
     data: tuple[str, ...] = option(
@@ -41,7 +41,7 @@ class TaughtOptions(TextOptions, TargetOptions):
         return self.target or self.teacher or ""
 
     def check_teacher(self, asks: Mapping[str, object], measures: Mapping[str, object]) -> None:
-        """Check what a run with `--teacher` asks for.
+        """Checks the options of a run with `--teacher`.
 
         Args:
           asks: options that need the target in every step, by their words.
@@ -89,7 +89,7 @@ def open_teacher(
     dtype: str | None = None,
     settings: Mapping[str, float] | None = None,
 ) -> Recorded:
-    """The recording in `options.teacher`.
+    """Returns the recording in `options.teacher`.
 
     Args:
       options: of the run.
@@ -99,8 +99,8 @@ def open_teacher(
       settings: the sampling settings that the run learns for; None: it reads no log-probabilities.
 
     Raises:
-      ValueError: it is damaged or not complete, another target made it, or it was made for other
-        options.
+      ValueError: the recording is damaged or not complete, another target made it, or it was made
+        for other options.
     """
     assert options.teacher is not None
     teacher = Recorded.open(pathlib.Path(options.teacher), names)
@@ -133,13 +133,13 @@ def open_teacher(
 def target_of(
     teacher: Recorded, options: TaughtOptions, mesh: Mesh | None, whole: bool
 ) -> LanguageModel:
-    """The target of a recording.
+    """Returns the target of a recording.
 
     Args:
       teacher: the recording.
       options: of the run.
       mesh: of the run.
-      whole: is the target itself needed?  Otherwise it has the parameters that the recording has:
+      whole: True if the target itself is needed.  Otherwise it has the parameters of the recording:
         none, or those that drafters share.
 
     Raises:
@@ -158,7 +158,7 @@ def target_of(
 
 
 def share_of_answers(asked: float | None, teacher: Recorded) -> float:
-    """The fraction of sequences with answers.
+    """Returns the fraction of sequences with answers.
 
     Args:
       asked: `--sampled-fraction`, if it was given.

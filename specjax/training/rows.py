@@ -1,4 +1,4 @@
-"""Files with a row for each document: JSON lines, parquet, and the arrow files of Hugging Face.
+"""Reads files with a row for each document: JSON lines, parquet, and Hugging Face's arrow files.
 
 A folder that `datasets.Dataset.save_to_disk` has written holds arrow files, and a dataset that was
 cloned from the Hub holds parquet or JSON lines.  The column with a text or a conversation is found
@@ -27,18 +27,18 @@ NAMES = _CHATS + _TEXTS
 """Columns that are read by default; the first of them that is there."""
 
 _JSON = re.compile(r"\s*(\{|\[\s*[\]{])")
-"""The beginning of a JSON text with an object or a list of objects; `[INST]` is none."""
+"""Matches the beginning of a JSON text with an object or a list of objects, but not `[INST]`."""
 
 Fields = dict[str, Any]
 
 
 def has_rows(path: pathlib.Path) -> bool:
-    """Is it a file of rows, by its ending?  `datasets` keeps its caches in such files, too."""
+    """Returns whether a file has rows, by its suffix; `datasets` caches in such files, too."""
     return path.suffix in _LINES + _COLUMNS and not path.name.startswith("cache-")
 
 
 def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
-    """The rows of a file, each with its place for messages, such as "line 3".
+    """Yields the rows of a file, each with its position for messages, such as "line 3".
 
     Raises:
       ValueError: a row is not an object, the file is damaged, or a package is missing.
@@ -65,7 +65,7 @@ def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
 
 
 def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
-    """The column of a file with a text or a conversation.
+    """Returns the column of a file with a text or a conversation.
 
     Args:
       path: the file, for messages.
@@ -73,7 +73,7 @@ def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
       asked: `--column`; None: the first of `NAMES` that is there.
 
     Raises:
-      ValueError: there is no such column; the message names the nearest one.
+      ValueError: the column is missing; the message names the nearest one.
     """
     there = f"{path} has the columns {', '.join(fields)}"
     if asked is None:
@@ -90,7 +90,7 @@ def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
 
 
 def parsed(value: object) -> object:
-    """The value of a field, or what it holds as JSON text.  Other texts stay as they are."""
+    """Returns the value of a field, or the value of its JSON text; other texts are unchanged."""
     if not isinstance(value, str) or not _JSON.match(value):
         return value
     try:
@@ -100,7 +100,7 @@ def parsed(value: object) -> object:
 
 
 def holds_conversations(path: pathlib.Path, asked: str | None) -> bool:
-    """Does the column of a file hold conversations, and not texts?  Its first row decides.
+    """Returns whether the column of a file has conversations and not texts, by its first row.
 
     A conversation is a list of turns, or the JSON text of such a list.  An empty file holds texts.
     """
@@ -113,7 +113,7 @@ def holds_conversations(path: pathlib.Path, asked: str | None) -> bool:
 def _is_conversation(column: str, value: object) -> bool:
     if not isinstance(value, str):
         return isinstance(value, list) or column in _CHATS
-    if column in _CHATS:  # a damaged JSON text is no text to learn
+    if column in _CHATS:  # a damaged JSON text is not learned
         return _JSON.match(value) is not None
     turns = None if column in _TEXTS else parsed(value)  # a text may be the content of a JSON file
     return (
@@ -124,7 +124,7 @@ def _is_conversation(column: str, value: object) -> bool:
 
 
 def read_texts(path: pathlib.Path, asked: str | None) -> Iterator[tuple[str, str]]:
-    """The texts of a file, each with its place.
+    """Yields the texts of a file, each with its position.
 
     Raises:
       ValueError: a row has no text in the column, or a conversation.
@@ -153,7 +153,7 @@ def _without_nulls(value: object) -> object:
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file that are not blank, with their numbers from 1, one at a time.
+    """Yields the lines of a file that are not blank, with their numbers from 1.
 
     Only a newline ends a line: JSON texts may hold other characters that separate lines.
     """
@@ -167,7 +167,7 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 
 
 def _batches(path: pathlib.Path) -> Iterator[Any]:
-    """The record batches of a parquet or arrow file, which are read one after the other."""
+    """Yields the record batches of a parquet or arrow file one after the other."""
     try:
         if path.suffix == ".parquet":
             with _pyarrow("pyarrow.parquet", path).ParquetFile(path) as file:

@@ -1,4 +1,4 @@
-"""Files of arrays that notice when they are damaged: safetensors with a SHA-256 in the metadata.
+"""Reads and writes files of arrays with a checksum: safetensors with a SHA-256 in the metadata.
 
 A folder of them is written for one request, which its manifest holds.
 """
@@ -35,14 +35,14 @@ def check_request(
 
 
 def save_shard(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a file atomically: a process that is killed leaves the old file or the new one."""
+    """Writes a file atomically: a process that is killed leaves the old file or the new one."""
     partial = path.with_suffix(".partial")
     safetensors.numpy.save_file(dict(arrays), partial, {_HASH: _hash(arrays)})
     partial.rename(path)
 
 
 def read_shard(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of a file.
+    """Returns the arrays of a file.
 
     Raises:
       ValueError: the file is damaged.

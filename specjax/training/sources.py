@@ -50,7 +50,7 @@ class MixOptions(Protocol):
 
 
 class BatchOptions(MixOptions, Protocol):
-    """Those, and the length of a sequence."""
+    """The options of the sources, and the length of a sequence."""
 
     @property
     def sequence_length(self) -> int: ...
@@ -85,11 +85,11 @@ class SampleOptions(Protocol):
 
 
 def share_of_target(asked: float | None, default: float, material: Material) -> float:
-    """The fraction of the sequences that the target wrote, for a run with this data.
+    """Returns the fraction of the sequences that the target wrote, for a run with this data.
 
     Args:
       asked: the option, or None.
-      default: the fraction beside text.
+      default: the fraction if there is text.
       material: the data.  Without text the fraction is 1, and its `share` is the default.
     """
     if asked is None:
@@ -105,7 +105,7 @@ def share_of_target(asked: float | None, default: float, material: Material) -> 
 
 
 def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
-    """The rows that the batch of a step reads from TEXT, TARGET and DRAFT.
+    """Returns the rows that the batch of a step reads from TEXT, TARGET and DRAFT.
 
     Returns:
       For each source the number of its first row, and the number of rows.
@@ -124,7 +124,7 @@ def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
 def mixed_rows(
     options: BatchOptions, step: int, text: Tokens | Mixture | None, written: Written | None
 ) -> tuple[dict[str, np.ndarray], list[int]]:
-    """The rows of a step: first those of text and of the draft's own, then those of the target.
+    """Returns the rows of a step: first those of text and the draft's own, then the target's.
 
     Returns:
       `tokens` [B, T + 1]; `drawn` [B, T] and `limit` [B], as in `Written`; and `number` [B], which
@@ -157,7 +157,7 @@ def mixed_rows(
 
 
 def _taken(rows: int, target: float, draft: float) -> list[int]:
-    """How many of the first `rows` sequences of a run come from each source.
+    """Returns the number of the first `rows` sequences of a run that come from each source.
 
     The sum over all steps is rounded, since rounding each batch would turn a share of less than
     half a sequence into zero.  The draft's rows are rounded among those that are not the target's,
@@ -176,7 +176,7 @@ def sample(
     folder: pathlib.Path,
     hashes: dict[str, str],
 ) -> None:
-    """Let the target continue windows of text into a dataset."""
+    """Lets the target continue windows of text into a dataset."""
     o, length = options, options.sequence_length + 1
     # An EOS ends a sequence only if documents are isolated.  Otherwise the target goes on with the
     # next document, as the text does.
@@ -202,10 +202,10 @@ def sample(
 
 
 def with_starts(written: Written, num_drafts: int) -> Written:
-    """The rows in which a chain of drafts may start.  The number of skipped rows is printed.
+    """Returns the rows in which a chain of drafts may start; prints how many were skipped.
 
     Raises:
-      ValueError: there is no such row.
+      ValueError: no such row exists.
     """
     long = np.asarray(accepted.starts(written.drawn, written.limit, num_drafts).any(1))
     if not long.any():

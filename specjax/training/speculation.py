@@ -21,7 +21,7 @@ from specjax.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class SpeculationOptions(MeshOptions, TargetOptions):
-    """The models, and how they decode; the options are named as in `specjax bench`."""
+    """The models, and the options of decoding, which are named as in `specjax bench`."""
 
     draft: str | None = option(
         None, "folder of the draft, or org/name; other tokens than the target's are translated"
@@ -82,7 +82,7 @@ class SpeculationOptions(MeshOptions, TargetOptions):
 def load_speculation(
     options: SpeculationOptions, prompts: Callable[[LanguageModel], list[list[int]]]
 ) -> tuple[LanguageModel, Decoder, Params, list[list[int]]]:
-    """Load the models, and make a decoder that has room for the prompts and the new tokens.
+    """Loads the models, and makes a decoder with space for the prompts and the new tokens.
 
     Args:
       options: the options.

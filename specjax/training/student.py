@@ -37,7 +37,7 @@ _ORIGINAL = ", or as the model that it starts from or is like"
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions(Options):
-    """Where a student comes from, and its sizes.  Without a source it is a Llama-type model."""
+    """The source and the sizes of a student.  Without a source it is a Llama-type model."""
 
     hidden_size: int | None = option(None, "size of the hidden states; default: 256" + _ORIGINAL)
     mlp_size: int | None = option(None, "size of an MLP's hidden layer; default: 688" + _ORIGINAL)
@@ -93,7 +93,7 @@ class ModelOptions(Options):
 
     @property
     def sources(self) -> dict[str, object]:
-        """The options that say where weights come from, of which there may be one."""
+        """The options that name a source of weights, of which there may be one."""
         given = {"initial": self.initial, "from_layers": self.from_layers}
         return {name: value for name, value in given.items() if value}
 
@@ -109,7 +109,7 @@ class ModelOptions(Options):
 
     @property
     def start(self) -> Start | None:
-        """Where the student's configuration or weights come from; None: it is a new Llama."""
+        """The folder of the student's configuration or weights; None: it is a new Llama."""
         if self.initial is not None:
             return Start(self.initial, f"--initial {self.initial}")
         folder = self.model_like
@@ -167,7 +167,7 @@ class StudentOptions(Protocol):
 
 
 def make_model(options: StudentOptions, vocab_size: int, context: int | None = None) -> LinenModel:
-    """The model that a job trains, which multiplies in bfloat16.
+    """Returns the model that a job trains, which multiplies in bfloat16.
 
     Args:
       options: the options of the job.
@@ -217,7 +217,7 @@ Student = TypeVar("Student", bound=ModelOptions)
 
 
 def no_wider(options: Student, target: TransformerConfig) -> Student:
-    """The options of a new draft whose default sizes are at most those of the target.
+    """Returns the options of a new draft whose default sizes are at most those of the target.
 
     A draft that costs as much as its target cannot make it faster.
     """
@@ -250,16 +250,16 @@ def check_initial(
     cure: str,
     one_size: str = "this job",
 ) -> None:
-    """Check that a folder with weights has the vocabulary of the job, before it is loaded.
+    """Checks that a folder with weights has the vocabulary of the job, before it is loaded.
 
     Args:
-      start: where the student comes from; without weights nothing is checked.
+      start: the folder of the student; without weights nothing is checked.
       words: the job's tokenizer; None: nothing is checked.
       size: size of the job's vocabulary, padding included.
-      whose: for the message, what the job's vocabulary belongs to.
-      cure: for the message, what to do if the folder has other tokens.
-      one_size: for the message, what needs a vocabulary that is padded to the same size; "" if
-        nothing does.
+      whose: for the message, the owner of the job's vocabulary.
+      cure: for the message, the advice if the folder has other tokens.
+      one_size: for the message, the reason for a vocabulary that is padded to the same size; "" if
+        there is none.
 
     Raises:
       ValueError: the folder has other tokens, or a vocabulary of another size.
@@ -285,7 +285,7 @@ def check_initial(
 
 
 def initial_params(model: LinenModel, options: StudentOptions, mesh: Mesh | None = None) -> Arrays:
-    """The parameters that the student starts with: a folder's, or random ones from `--seed`.
+    """Returns the parameters that the student starts with: a folder's, or random ones.
 
     On a mesh, each device makes or reads its own part.
     """
@@ -307,7 +307,7 @@ def read(
     end: int | None = None,
     starts: Array | None = None,
 ) -> Array:
-    """The last hidden states [B * T, E] of a batch [B, T] of packed text; see `read_layers`."""
+    """Returns the last hidden states [B * T, E] of packed text [B, T]; see `read_layers`."""
     hidden = read_layers(model, params, inputs, end, starts).hidden
     return hidden.reshape(-1, hidden.shape[-1])
 
@@ -320,7 +320,7 @@ def read_layers(
     starts: Array | None = None,
     taps: tuple[int, ...] = (),
 ) -> ModelOutput:
-    """A pass over a batch of packed text.
+    """Runs a pass over a batch of packed text.
 
     Args:
       model: the model.
@@ -340,7 +340,7 @@ def read_layers(
 
 
 def isolate(starts: Array) -> tuple[Array, Array]:
-    """Positions and attention mask of packed documents that do not see each other.
+    """Returns positions and attention mask of packed documents that do not see each other.
 
     Args:
       starts: [B, T] bool, True at the first token of a document.
@@ -362,7 +362,7 @@ def save_student(
     files: Mapping[str, bytes] | None = None,
     start: Start | None = None,
 ) -> None:
-    """Write a Hugging Face folder in bfloat16.
+    """Writes a Hugging Face folder in bfloat16.
 
     Args:
       folder: the folder.
@@ -371,7 +371,8 @@ def save_student(
       words: its tokenizer.
       eos: its EOS ids; () for none.
       files: files of the tokenizer, by name, that are written as they are.
-      start: where the model comes from.  With the folder's weights it keeps the folder's other
+      start: the folder of the model's source.  With the folder's weights it keeps the folder's
+        other
         files, too: the configuration as far as it is the same, the sampling defaults, and the
         tokenizer unless `files` has one.
     """

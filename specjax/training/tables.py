@@ -1,4 +1,4 @@
-"""What a recording keeps of a target's weights: the matrices that its drafters use."""
+"""Stores a target's weights in a recording: the matrices that its drafters use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = ("embedding", "norm", "head")
 
 
 def packed(target: LanguageModel) -> bytes:
-    """A safetensors file with the embedding, the final norm and the output matrix of a target.
+    """Returns a safetensors file with a target's embedding, final norm and output matrix.
 
     An output matrix that is the embedding is not written twice.
     """
@@ -31,7 +31,7 @@ def packed(target: LanguageModel) -> bytes:
 
 
 def unpacked(folder: pathlib.Path, model: LinenModel, mesh: Mesh | None) -> Arrays:
-    """The parameters in a recording's `FILE`, on a mesh as those of the whole target."""
+    """Returns the parameters in a recording's `FILE`, on a mesh as those of the whole target."""
     flat = safetensors.numpy.load_file(folder / FILE)
     params = flax.traverse_util.unflatten_dict(
         {name: jnp.asarray(_numbers(leaf)) for name, leaf in flat.items()}, sep="."
@@ -43,7 +43,7 @@ def unpacked(folder: pathlib.Path, model: LinenModel, mesh: Mesh | None) -> Arra
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
-    """bfloat16 as whole numbers, since not every version of safetensors writes it from NumPy."""
+    """Returns bfloat16 as whole numbers, since some versions of safetensors cannot write it."""
     array = np.ascontiguousarray(array)
     return array.view(np.uint16) if array.dtype == jnp.bfloat16 else array
 

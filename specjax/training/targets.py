@@ -1,4 +1,4 @@
-"""The target of a training job: its options, and loading it as it will be served."""
+"""The target of a training job: its options, and the function that loads it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class ServedOptions(TargetOptions):
 
 
 def dtype_of(dtype: str | None) -> str:
-    """The name of the type in which a target is loaded for `--dtype`."""
+    """Returns the name of the type in which a target is loaded for `--dtype`."""
     return dtype or ("float32" if default_platform() == "cpu" else "bfloat16")
 
 
 def load_target(
     options: TargetOptions, dtype: str | None, mesh: Mesh | None = None
 ) -> LanguageModel:
-    """The target of a job, in one of `DTYPES`; None is the default of this machine.
+    """Returns the target of a job, in one of `DTYPES`; None is the default of this machine.
 
     Raises:
       ValueError, OSError: as `load`.
@@ -76,7 +76,7 @@ Sequences = TypeVar("Sequences", bound=Options)
 
 
 def fitted(options: Sequences, target: LanguageModel) -> Sequences:
-    """The options with a `sequence_length` that the target can read, if it has its default."""
+    """Returns the options; a default `sequence_length` is cut to what the target can read."""
     most = target.model.max_positions
     field = next(f for f in dataclasses.fields(options) if f.name == "sequence_length")
     if vars(options)[field.name] != field.default or field.default <= most:
@@ -86,7 +86,7 @@ def fitted(options: Sequences, target: LanguageModel) -> Sequences:
 
 
 def reader(target: LanguageModel) -> LinenModel:
-    """The network of a target as losses read it.
+    """Returns the network of a target, as losses read it.
 
     A target in float32 multiplies in bfloat16, which is fast.  In another type it computes as it
     is served.

@@ -1,13 +1,13 @@
-"""From texts to files of token ids, as a stream: no more than a few texts are in memory.
+"""Tokenises texts into files of token ids, as a stream: only a few texts are in memory.
 
     tokenizer.json     the tokenizer
     train.bin          the token ids of all texts but those that are held out
     held_out.bin       the token ids of these
     corpus.json        settings, counts and hashes, written last
-    progress.json      until then: how far the files are, and the hashes of what they hold
+    progress.json      until then: the progress of the files, and the hashes of their contents
 
 The texts are read once to divide them, once more if a tokenizer is trained on them, and once to be
-tokenised.  An interrupted call keeps what it has tokenised.
+tokenised.  An interrupted call keeps its finished texts.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from specjax.training.record import write
 
 _WORDS, _PARTS = "tokenizer.json", ("train", "held_out")
 _BATCH = 1 << 20
-"""Characters that are tokenised at once."""
+"""Characters that are tokenised at a time."""
 _SAVE = 1 << 26
 """Characters between two records of the progress."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """How the texts of a source are divided, and how many there are."""
+    """The division of a source's texts, and their number."""
 
     count: int
     only: str | None  # the hash of the one text that is held out, if none is by its number
@@ -78,7 +78,7 @@ class _Split:
 def prepare(
     source: Source, out: pathlib.Path, vocab_size: int, tokenizer: str | None
 ) -> tuple[tokenizers.Tokenizer, Tokens, Tokens]:
-    """Tokenise `source` into `out`, or read what an earlier call or the first process wrote there.
+    """Tokenises `source` into `out`, or reads the files that an earlier call wrote there.
 
     Returns:
       The tokenizer, the training tokens and the held-out tokens.
@@ -112,7 +112,7 @@ def prepare_all(
     vocab_size: int,
     tokenizer: str | None,
 ) -> tuple[tokenizers.Tokenizer, Tokens | Mixture, Tokens | Mixture]:
-    """`prepare` for the folders of a source, which are mixed by weights if there are any.
+    """Runs `prepare` for the folders of a source, which are mixed by weights if there are any.
 
     The parts are in folders of `out` by their number.  A new tokenizer is trained on all of them.
     """
@@ -139,7 +139,7 @@ def prepare_all(
 
 
 def _tokenise(source: Source, out: pathlib.Path, settings: dict[str, Any]) -> None:
-    """Write the files of `out`, or go on with them."""
+    """Writes the files of `out`, or continues them."""
     progress = _Progress.read(out, settings)
     if progress is None:
         split = _Split.of(source)
@@ -195,7 +195,7 @@ def _tokenise(source: Source, out: pathlib.Path, settings: dict[str, Any]) -> No
 
 
 class _Files:
-    """The two files of token ids, with the hashes of what they hold."""
+    """The two files of token ids, with the hashes of their contents."""
 
     def __init__(self, out: pathlib.Path, sizes: dict[str, int]) -> None:
         self.open: dict[str, BinaryIO] = {}
@@ -221,14 +221,14 @@ class _Files:
         self.hashes[part].update(content)
 
     def sync(self) -> None:
-        """What is written survives also if the machine stops."""
+        """Flushes the files to disk, so that their contents survive if the machine stops."""
         for file in self.open.values():
             file.flush()
             os.fsync(file.fileno())
 
 
 class _Progress:
-    """How far the texts are tokenised."""
+    """The progress of the tokenisation."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class _Progress:
 
     @classmethod
     def read(cls, out: pathlib.Path, settings: dict[str, Any]) -> _Progress | None:
-        """That of an interrupted call; None if there is none that fits."""
+        """Reads the progress of an interrupted call; None if none fits."""
         path = out / "progress.json"
         if not path.exists():
             return None
@@ -267,7 +267,7 @@ class _Progress:
         return None
 
     def _whole(self) -> bool:
-        """Are the files what was written?  What follows behind it is cut off."""
+        """Returns whether the files have the recorded contents; later bytes are cut off."""
         if any((self.out / f"{part}.bin").stat().st_size < self._sizes[part] for part in _PARTS):
             return False
         with self.files() as files:
@@ -278,7 +278,7 @@ class _Progress:
         return _Files(self.out, self._sizes)
 
     def passed(self, text: str) -> None:
-        """A text that is tokenised already."""
+        """Records a text that is tokenised already."""
         self._read.update(_hash(text).encode())
 
     def check_passed(self) -> None:
@@ -295,7 +295,7 @@ class _Progress:
         dtype: type,
         files: _Files,
     ) -> None:
-        """Tokenise some texts, each with its name."""
+        """Tokenises some texts, each with its name."""
         encoded = words.encode_batch([text for _, text in batch])
         for (path, text), encoding in zip(batch, encoded, strict=True):
             part, ids = self.split.part(text), np.array(encoding.ids, dtype)
@@ -328,7 +328,7 @@ class _Progress:
 
 
 def _trained(sources: list[Source], splits: list[_Split], vocab_size: int) -> tokenizers.Tokenizer:
-    """A new tokenizer, for the texts that are not held out."""
+    """Returns a new tokenizer, for the texts that are not held out."""
     count = sum(split.count for split in splits)
     print(f"training a tokenizer of {vocab_size} tokens on {count} files", flush=True)
 
@@ -346,7 +346,7 @@ def _save_tokenizer(tokenizer: tokenizers.Tokenizer, path: pathlib.Path) -> None
 
 
 def _check(out: pathlib.Path, manifest: pathlib.Path, settings: dict[str, Any]) -> None:
-    """Raises ValueError unless `out` was made with these settings, and is as it was."""
+    """Raises ValueError unless `out` was made with these settings, and is unchanged."""
     before, hashes = _read_manifest(manifest)
     if before != settings:
         raise ValueError(
@@ -362,7 +362,7 @@ def _check(out: pathlib.Path, manifest: pathlib.Path, settings: dict[str, Any]) 
 
 
 def _read_manifest(path: pathlib.Path) -> tuple[dict[str, object], dict[str, str]]:
-    """The settings and the hashes in `corpus.json`.
+    """Returns the settings and the hashes in `corpus.json`.
 
     Raises:
       ValueError: it cannot be read.

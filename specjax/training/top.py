@@ -7,8 +7,8 @@ tokens, so every divergence works on k + 1 outcomes instead of V:
     p = (p_1, ..., p_k, 1 - sum p_i)        q = (q_1, ..., q_k, 1 - sum q_i)
 
 Joining outcomes never raises a divergence.  The loss on k + 1 outcomes is therefore at most the
-loss on V tokens, and sum min(p, q) at least alpha.  What the loss no longer sees is how the draft
-divides the tail among its tokens.
+loss on V tokens, and sum min(p, q) at least alpha.  The loss does not see how the draft divides the
+tail among its tokens.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Top:
 
 
 def top_of(log_probs: Array, k: int) -> Top:
-    """The k likeliest tokens of log-probabilities [C, V]; ties go to the lower id."""
+    """Returns the k likeliest tokens of log-probabilities [C, V]; ties go to the lower id."""
     values, ids = jax.lax.top_k(log_probs, k)
     return Top(ids, values)
 
 
 def folded(top: Top, draft: Array) -> tuple[Array, Array]:
-    """Log-probabilities of the k tokens and of the tail, of the target and of the draft.
+    """Returns log-probabilities of the k tokens and of the tail, of the target and of the draft.
 
     Args:
       top: of the target, [C, k].
       draft: the draft's log-probabilities [C, V].
 
     Returns:
-      The target's and the draft's, [C, k + 1] each; [C, k] if k is V, since nothing is left then.
+      The target's and the draft's, [C, k + 1] each; [C, k] if k is V, since the tail is empty then.
     """
     near = jnp.take_along_axis(draft, top.ids, axis=1)
     if top.ids.shape[1] == draft.shape[1]:

@@ -1,4 +1,4 @@
-"""Sequences with masks: answers to learn behind their prompts."""
+"""Sequences with masks: answers to learn after their prompts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specjax.training.conversations import Row
 from specjax.training.mixture import turns
 
 _NEAR = 64
-"""Rows that are searched for room."""
+"""Rows that are searched for space."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Written:
-    """Sequences with masks, as batches that depend on the step alone."""
+    """Sequences with masks, as batches that depend only on the step."""
 
     tokens: np.ndarray  # [R, T + 1] int32, right-padded
     drawn: np.ndarray  # [R, T] float32; 1 where the next token is part of an answer, to be learned
@@ -28,9 +28,9 @@ class Written:
 
     @classmethod
     def of(cls, rows: Sequence[Row], length: int, cut: Sequence[int] | None = None) -> Written:
-        """From token ids [L] and masks [L] bool, each cut or padded to `length` + 1 tokens.
+        """Makes sequences from ids [L] and masks [L] bool, cut or padded to `length` + 1 tokens.
 
-        Sequences with nothing left to learn are skipped, and their number is printed.
+        Sequences without a learned token are skipped, and their number is printed.
 
         Args:
           rows: token ids, and a mask of the tokens that are learned.
@@ -38,7 +38,7 @@ class Written:
           cut: the largest length of each row when it was written (`cuts`); None: no limit.
 
         Raises:
-          ValueError: no sequence has anything left to learn.
+          ValueError: no sequence has a learned token.
         """
         tokens = np.zeros((len(rows), length + 1), np.int32)
         drawn = np.zeros((len(rows), length), np.float32)
@@ -62,7 +62,7 @@ class Written:
 
     @classmethod
     def joined(cls, parts: Mapping[int, Written], weights: tuple[float, ...]) -> Written:
-        """The rows of several sources, of which each has the share of its weight.
+        """Returns the rows of several sources, of which each has the share of its weight.
 
         Args:
           parts: rows that are not packed, by the number of their source.
@@ -74,18 +74,18 @@ class Written:
         return cls(tokens, drawn, limit, None, origin, weights)
 
     def at(self, rows: np.ndarray) -> Written:
-        """The rows that a mask [R] bool or an array of row numbers selects."""
+        """Returns the rows that a mask [R] bool or an array of row numbers selects."""
         starts, origin = (None if x is None else x[rows] for x in (self.starts, self.origin))
         picked = (self.tokens[rows], self.drawn[rows], self.limit[rows])
         return Written(*picked, starts, origin, self.weights)
 
     def split(self, out_of: int = 100) -> tuple[Written, Written]:
-        """Training rows and held-out rows: one in `out_of` is held out, but at least one."""
+        """Returns training rows and held-out rows (one in `out_of`, but at least one)."""
         held = np.arange(len(self.tokens)) % out_of == 0
         return self.at(~held), self.at(held)
 
     def rows(self, first: int, count: int, seed: int) -> Written:
-        """Rows `first` ... `first + count - 1` of an endless order, reshuffled every epoch."""
+        """Returns `count` rows from `first` on of an endless order, reshuffled every epoch."""
         if not len(self.tokens):
             raise ValueError(
                 "the target wrote one sequence, which is held out, so none is left for training: "
@@ -109,10 +109,10 @@ class Written:
         return {source: np.flatnonzero(self.origin == source) for source in found}
 
     def packed(self) -> Written:
-        """Short sequences side by side in one row, as many as it has room for.
+        """Packs short sequences into rows, as many into each as fit.
 
-        Sequences are taken in order, and each goes to the first of the last rows with room for it.
-        `starts` says where they begin, so that they do not attend to each other.
+        Sequences are taken in order, and each goes to the first of the last rows with space for it.
+        `starts` marks their beginnings, so that they do not attend to each other.
         """
         length = self.drawn.shape[1]
         # Up to the last learned token; what follows it changes nothing.
@@ -157,7 +157,7 @@ class Written:
 
 
 def shuffled(number: int, size: int, seed: int) -> int:
-    """Entry `number` of an endless order of `size` things, which is reshuffled every epoch."""
+    """Returns entry `number` of an endless order of `size` entries, reshuffled every epoch."""
     epoch, index = divmod(number, size)
     return int(_order(seed, epoch, size)[index])
 

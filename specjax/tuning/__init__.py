@@ -1,4 +1,4 @@
-"""What speculation costs on this device, measured; plans of what to use."""
+"""Measures the cost of speculation on this device, and plans which options to use."""
 
 from specjax.tuning.calibrate import Learned, OptionClock, option_seconds, seconds_of
 from specjax.tuning.costs import step_costs, step_seconds

@@ -1,4 +1,4 @@
-"""Seconds of a step with each option of an `Adaptive` proposer, in the program that will decode."""
+"""Measures the seconds of a step with each option of `Adaptive`, in the program that decodes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, Rates
 from specjax.types import DecodeState, Params
 
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
-_SLOW = 0.02  # seconds of a step beside which what a call costs does not matter
+_SLOW = 0.02  # seconds of a step above which the cost of a call does not matter
 _ROUNDS = 7
 
 _EARLIER = 40
-"""All earlier texts count in the prior of a text as much as so many drafts.  After so many drafts
-the prior is trusted: what did not pay in earlier texts is first tried after `_TRUSTED` steps."""
+"""The drafts that all earlier texts count in the prior of a text.  After this many drafts the prior
+is trusted: a proposer that did not pay in earlier texts is first tried after `_TRUSTED` steps.
+"""
 
 _TRUSTED = 64
 
 
 @dataclasses.dataclass
 class Learned:
-    """What decoding has shown: a later call of the same structure starts with it."""
+    """Statistics of finished calls, with which a later call of the same structure starts."""
 
     seconds: np.ndarray  # [O] of a step with each of `Adaptive.options`
     prior: np.ndarray  # [2] acceptance rates of lookup and drafter
@@ -39,11 +40,11 @@ class Learned:
 
     @property
     def pause(self) -> np.ndarray:
-        """[2] `AdaptiveParams.pause`."""
+        """The pauses [2] of `AdaptiveParams.pause`, in steps."""
         return np.where(self.judged >= _EARLIER, _TRUSTED, PAUSE)
 
     def put(self, params: Params) -> Params:
-        """The parameters with these figures; another figure does not recompile."""
+        """Returns the parameters with these figures; another figure does not recompile."""
         own: AdaptiveParams = params.proposer
         own = dataclasses.replace(
             own,
@@ -54,12 +55,12 @@ class Learned:
         return dataclasses.replace(params, proposer=own)
 
     def learn(self, state: DecodeState) -> None:
-        """Take the acceptance rates of a finished text into `prior`."""
+        """Takes the acceptance rates of a finished text into `prior`."""
         for part, rates in state.proposer.rates_by_part().items():
             self.learn_rates(part, rates)
 
     def learn_rates(self, part: int, rates: Rates) -> None:
-        """Take the rates of all rows into the prior of a part."""
+        """Takes the rates of all rows into the prior of a proposer."""
         judged, accepted = np.sum(to_host(rates.slow), axis=0)
         self.prior[part] = (accepted + _EARLIER * self.prior[part]) / (judged + _EARLIER)
         self.judged[part] += judged
@@ -82,7 +83,7 @@ class OptionClock:
         Args:
           decoder: one of an `Adaptive` proposer.
           params: its parameters.
-          prefill: makes a state whose rows have room for some steps.
+          prefill: makes a state whose rows have space for some steps.
         """
         assert isinstance(decoder.proposer, Adaptive)
         self.options = decoder.proposer.options
@@ -95,11 +96,11 @@ class OptionClock:
         self._state = self._prefill()
 
     def sample(self, option: int) -> float:
-        """Seconds of a step with an option.
+        """Returns the seconds of a step with an option.
 
-        A call costs something before its first step, and its first step costs more, since it finds
-        the caches of the processor full of something else.  So the time of a short run is taken
-        from that of a longer one, unless a step takes so long that this does not matter.
+        A call has a cost before its first step, and its first step takes longer, since the
+        processor's caches hold other data.  So the time of a short run is subtracted from that of a
+        longer one, unless a step takes so long that this does not matter.
         """
         own: AdaptiveParams = self._params.proposer
         own = dataclasses.replace(own, forced=_like(own.forced, np.asarray(option)))
@@ -121,7 +122,7 @@ class OptionClock:
         return max(each - none, 1e-9) / max(steps, 1)
 
     def _run(self, params: Params, most: int) -> tuple[float, int]:
-        """Seconds of at most so many steps, and their number."""
+        """Returns the seconds of at most this many steps, and their number."""
         before = int(np.max(to_host(self._state.stats.target_passes)))
         started = time.perf_counter()
         self._state = jax.block_until_ready(self._decoder.run(params, self._state, most))
@@ -132,15 +133,15 @@ class OptionClock:
 def option_seconds(
     decoder: Decoder, params: Params, prefill: Callable[[], DecodeState], budget: float
 ) -> np.ndarray:
-    """The median seconds [O] of a step with each option.
+    """Measures the median seconds [O] of a step with each option.
 
-    An option for which the budget has no time left is taken to lie between those of its part that
-    were measured; plain decoding and the deepest drafts of each part always are.
+    An option for which the budget has no time left is interpolated between the measured options of
+    its proposer; plain decoding and the deepest drafts of each proposer are always measured.
 
     Args:
       decoder: one of an `Adaptive` proposer.
       params: its parameters.
-      prefill: makes a state whose rows have room for some steps.
+      prefill: makes a state whose rows have space for some steps.
       budget: seconds.
     """
     began, clock = time.perf_counter(), OptionClock(decoder, params, prefill)
@@ -159,17 +160,17 @@ def option_seconds(
 def seconds_of(
     options: Sequence[tuple[str, int]], samples: Sequence[Sequence[float]]
 ) -> np.ndarray:
-    """The median seconds [O] of each option, in order.
+    """Returns the median seconds [O] of each option, in order.
 
-    An option without a sample lies between those of its part that have some.  No option is cheaper
-    than a narrower one of its part.
+    An option without a sample is interpolated between the options of its proposer that have some.
+    No option is cheaper than a narrower one of its proposer.
     """
     known = np.array([statistics.median(each) if len(each) else np.nan for each in samples])
     return _filled(known, [name for name, _ in options], np.array([depth for _, depth in options]))
 
 
 def _filled(known: np.ndarray, names: list[str], depths: np.ndarray) -> np.ndarray:
-    """With an estimate for each option that is NaN, and no option cheaper than a narrower one."""
+    """Fills in an estimate for each option that is NaN; wider options are never cheaper."""
     plain = known[0] if np.isfinite(known[0]) else np.nanmin([*known, 1.0])
     filled = known.copy()
     filled[0] = plain

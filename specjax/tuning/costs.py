@@ -1,4 +1,4 @@
-"""Seconds of a step by the number of tokens that the target reads of each row."""
+"""Measures the seconds of a step by the number of tokens that the target reads of each row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEPS, _PROMPT = 16, 32
 
 
 class _Width(Timed):
-    """Steps in which the target reads so many tokens of each row.
+    """Forces steps in which the target reads `width` tokens of each row.
 
     All other widths get a cost without bound, so the one program of all widths takes this one.
     """
@@ -55,9 +55,9 @@ class _Width(Timed):
 def step_seconds(
     decoder: Decoder, params: Params, rows: int, length: int, steps: int, temperature: float = 0.0
 ) -> float:
-    """Mean seconds of the first `steps` steps after random prompts [rows, length].
+    """Returns the mean seconds of the first `steps` steps after random prompts [rows, length].
 
-    The decoder's capacity has room for all drafts of these steps, and it has no EOS.
+    The decoder's capacity holds all drafts of these steps, and it has no EOS.
     """
     prompts = np.random.default_rng(0).integers(
         0, decoder.target.vocab_size, (rows, length), np.int32
@@ -85,7 +85,7 @@ def step_costs(
     rounds: int = 5,
     temperature: float = 0.0,
 ) -> dict[int, float]:
-    """Seconds of a whole step (draft, verify, commit), for `specjax.cost_aware`.
+    """Measures the seconds of a whole step (draft, verify, commit), for `specjax.cost_aware`.
 
     All widths are in one program, which is compiled once, and take turns.  A sample that other
     processes disturbed is dropped.
@@ -97,13 +97,16 @@ def step_costs(
         is that of the drafter.
       batch: rows.
       rounds: samples of each width.
-      temperature: of all rows; above 0 every draft needs noise, which has its price.
+      temperature: of all rows; above 0 every draft needs noise, which takes time.
 
     Returns:
       The median seconds of each width; a wider step never counts as cheaper than a narrower one.
 
     Raises:
       ValueError: widths that the drafter does not have, or a drafter of another target.
+
+    Example:
+      >>> step_costs(target, tree, widths=(1, 8, 32))  # {nodes: seconds}
     """
     proposer = CostAware(drafter.proposer, tuple(widths))
     if batch < 1 or rounds < 1:

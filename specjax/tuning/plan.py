@@ -1,4 +1,4 @@
-"""`Plan`: what `specjax.tune` measured, as a table, and as a file that later calls read."""
+"""`Plan`: the measurements of `specjax.tune`, as a table, and as a file that later calls read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from specjax.tuning.calibrate import Learned
 _MARGIN = 0.05
 
 _LEAD = 0.03
-"""A drafter with a program of its own has to be so much faster than `auto` and plain decoding:
-those choose anew in every step."""
+"""Share.  A drafter with a program of its own must be faster than `auto` and plain decoding by this
+share, since those choose an option in every step.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to decode the prompts."""
+    """An option with which to decode the prompts."""
 
     name: str
     tokens_per_pass: float
@@ -41,7 +42,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A drafter of trees, so that it can be found and made again, without its weights."""
+    """A drafter of trees without its weights, with what is needed to load and make it again."""
 
     name: str  # as in `Plan.candidates`
     structure: str  # of the drafter as it was passed to `tune`
@@ -50,14 +51,14 @@ class Tree:
 
     @classmethod
     def of(cls, drafter: Drafter, seconds: dict[int, float] | None = None) -> Tree:
-        """Of a drafter, or with `seconds` of what `cost_aware` makes of it."""
+        """Returns the record of a drafter, or with `seconds` of its `cost_aware` drafter."""
         name = f"{type(drafter.proposer).__name__} of {drafter.name}"
         pairs = None if seconds is None else tuple(seconds.items())
         name = name if seconds is None else f"cost-aware {name}"
         return cls(name, _digest(drafter.proposer), pairs)
 
     def made_from(self, drafter: Drafter) -> Drafter | None:
-        """The drafter that was measured; None if that was made from another one."""
+        """Returns the drafter that was measured; None if it was made from another one."""
         proposer = drafter.proposer
         if _digest(proposer) != self.structure:
             return None
@@ -70,7 +71,7 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The seconds of a step with each option, and what they and the prompts say."""
+    """The measured seconds of a step with each option, and the speeds that follow from them."""
 
     about: dict[str, Any]  # the models' structures, device, versions, rows; the key of the file
     seconds: tuple[float, ...]  # of a step with each of `Adaptive.options`
@@ -80,14 +81,14 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """The fastest by measurement, or by prediction where nothing was measured."""
+        """The fastest option by measurement, or by prediction where nothing was measured."""
         return max(self.candidates, key=lambda one: one.measured or one.predicted or 0.0)
 
     def fixed(self) -> tuple[str, int]:
-        """The option, as in `Adaptive.options`, that is fastest where every step has its width.
+        """Returns the option of `Adaptive.options` that is fastest where every step has its width.
 
-        An engine is such a place: its passes have one width, also for rows without drafts.  If
-        drafts gain less than `_MARGIN`, it is plain decoding, since estimates err.
+        An engine needs it: its passes have one width, also for rows without drafts.  If drafts gain
+        less than `_MARGIN`, it is plain decoding, since estimates err.
         """
         options = [(str(name), int(depth)) for name, depth in self.about["options"]]
         speeds = [
@@ -99,12 +100,12 @@ class Plan:
 
     @property
     def path(self) -> pathlib.Path:
-        """Where `save` writes it."""
+        """The file that `save` writes."""
         text = json.dumps(self.about, sort_keys=True)
         return cache_folder("plans") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def save(self) -> pathlib.Path:
-        """Write it to the cache directory, where calls of `generate` on this device find it."""
+        """Writes the plan to the cache directory, where `generate` on this device finds it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = json.dumps(dataclasses.asdict(self), indent=1) + "\n"
         partial = self.path.with_suffix(f".{os.getpid()}")
@@ -113,7 +114,7 @@ class Plan:
         return self.path
 
     def __str__(self) -> str:
-        """A table, and what to do."""
+        """Returns a table, and the advice."""
         plain = self.candidates[0].measured
         wide = max(28, *(len(one.name) for one in self.candidates))
         lines = [
@@ -138,7 +139,7 @@ class Plan:
         return "\n".join([head, *lines, "", self.advice()])
 
     def advice(self) -> str:
-        """One sentence: what to pass to `generate`."""
+        """Returns one sentence: the arguments to pass to `generate`."""
         plain, best = self.candidates[0], self.best
         if self.tree is not None:
             return (
@@ -161,7 +162,7 @@ class Plan:
 
 
 def about(decoder: Decoder, rows: int, samples: bool) -> dict[str, Any]:
-    """What the seconds of a step depend on, without the weights."""
+    """Returns the data on which the seconds of a step depend, without the weights."""
     assert isinstance(decoder.proposer, Adaptive)
     device = jax.devices()[0]
     return {
@@ -183,9 +184,9 @@ def _digest(structure: object) -> str:
 def fastest_tree(
     plain: Candidate, auto: Candidate, trees: Sequence[tuple[Tree, Candidate]]
 ) -> Tree | None:
-    """The fastest of these trees, if it is faster by `_LEAD` than "auto" and plain decoding.
+    """Returns the fastest of these trees, if it beats "auto" and plain decoding by `_LEAD`.
 
-    Where a speed is not measured, nothing is taken instead of "auto".
+    If a speed was not measured, the result is None, and "auto" is used.
     """
     if plain.measured is None or auto.measured is None:
         return None
@@ -196,9 +197,9 @@ def fastest_tree(
 
 
 def saved_plan(about: dict[str, Any]) -> Plan | None:
-    """The saved plan for the same structure, device and versions, or None.
+    """Returns the saved plan for the same structure, device and versions, or None.
 
-    A file that is damaged is told once, and counts as none: the plan is made anew.
+    A damaged file is reported once, and counts as missing: the plan is made anew.
     """
     path = Plan(about, (), (0.0, 0.0), ()).path
     if not path.exists():
@@ -225,7 +226,7 @@ _told: set[str] = set()
 
 
 def _tree_of(found: Any) -> Tree | None:
-    """The tree of a saved plan; a plan of an earlier version has none.
+    """Returns the tree of a saved plan; a plan of an earlier version has none.
 
     Raises:
       ValueError, TypeError: it is damaged.
@@ -247,7 +248,7 @@ def _tree_of(found: Any) -> Tree | None:
 
 
 def read_plan(about: dict[str, Any]) -> Learned | None:
-    """What decoding starts with by a saved plan, or None."""
+    """Returns the statistics of a saved plan with which decoding starts, or None."""
     plan = saved_plan(about)
     if plan is None:
         return None

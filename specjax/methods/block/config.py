@@ -4,7 +4,7 @@
     DeepSpec           {hidden_size, ..., mask_token_id, target_layer_ids, ...}
     speculators        {"transformer_layer_config": {hidden_size, ...}, mask_token_id, ...}
 
-A field is looked up in the nested dictionary first, then beside it.
+A field is looked up in the nested dictionary first, then at the top level.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _TAPS = {
     "target_layer_ids": 1,
     "dspark_target_layer_ids": 1,
 }
-"""Fields with layers of the target, and what is added to an id: some count layers from 0, others
-count their inputs."""
+"""Fields with layers of the target, and the number that is added to an id: some layouts count
+layers from 0, others count their inputs.
+"""
 
 _LABELS = ("llama", "qwen2", "qwen3")
 
@@ -55,14 +56,14 @@ class Fields:
         self.layers: Config = layers if isinstance(layers, dict) else config
 
     def get(self, name: str, default: object = None) -> object:
-        """A field; null counts as missing."""
+        """Returns a field; null counts as missing."""
         for place in (self.nested, self.config):
             if place.get(name) is not None:
                 return place[name]
         return default
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number.  Raises ValueError for another value, or if it is missing."""
+        """Returns a whole number.  Raises ValueError for another value, or if it is missing."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(
@@ -71,14 +72,14 @@ class Fields:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """A number.  Raises ValueError for another value."""
+        """Returns a number.  Raises ValueError for another value."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name} is {json.dumps(value)}; it must be a number")
         return float(value)
 
     def flag(self, name: str, default: bool | None) -> bool | None:
-        """True, false, or the default.  Raises ValueError for another value."""
+        """Returns true, false, or the default.  Raises ValueError for another value."""
         value = self.get(name, default)
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name} is {json.dumps(value)}; it must be true or false")
@@ -93,12 +94,12 @@ def read_config(
     first_slot: int,
     target_size: int,
 ) -> BlockDraftConfig:
-    """The sizes and switches of a block draft.
+    """Returns the sizes and switches of a block draft.
 
     Args:
       folder: for messages.
       fields: of its configuration.
-      tensors: which decide where a configuration says otherwise.
+      tensors: of the folder, which decide where the configuration contradicts them.
       num_taps: as `read_taps` counts them.
       first_slot: unless the configuration says otherwise.
       target_size: the hidden size of the target.
@@ -142,9 +143,10 @@ def read_config(
 
 
 def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
-    """The layers of the target that the draft reads: 0 is the embedding, i the output of layer i.
+    """Returns the layers of the target that the draft reads: 0 is the embedding, i the i-th layer.
 
-    Without a field they are spread over the target's `num_layers` layers, or None if that is None.
+    Without a field they are evenly spaced over the target's `num_layers` layers, or None if that is
+    None.
 
     Raises:
       ValueError: two fields that contradict each other, or no list of whole numbers.
@@ -174,7 +176,7 @@ def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
 
 
 def taps_as_trained(fields: Fields, taps: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """The taps on a target of L = `num_layers` layers: L + 1 is L after the final norm.
+    """Returns the taps on a target of L = `num_layers` layers: L + 1 is L after the final norm.
 
     z-lab takes the hidden states of transformers, whose last one went through that norm.  DeepSpec
     records the outputs of layers, and speculators the states before the norm.
@@ -185,13 +187,13 @@ def taps_as_trained(fields: Fields, taps: tuple[int, ...], num_layers: int) -> t
 
 
 def write_taps(name: str, taps: tuple[int, ...], num_layers: int) -> Config:
-    """The field of this name, which `read_taps` reads; the target has `num_layers` layers."""
+    """Returns the field that `read_taps` reads; the target has `num_layers` layers."""
     # The state after the final norm, tap L + 1, has the number of the last layer.
     return {name: [min(tap, num_layers) - _TAPS[name] for tap in taps]}
 
 
 def read_layer_config(folder: pathlib.Path, fields: Fields, tensors: Tensors) -> TransformerConfig:
-    """The sizes of the layers, and their windows."""
+    """Returns the sizes of the layers, and their windows."""
     kept = {name: value for name, value in fields.layers.items() if name != "tie_word_embeddings"}
     # Labels are wrong in published files, and the tensors show what a label could say.
     label = kept.get("model_type") if kept.get("model_type") in _LABELS else "qwen3"
@@ -203,7 +205,7 @@ def read_layer_config(folder: pathlib.Path, fields: Fields, tensors: Tensors) ->
 
 
 def _read_causal(fields: Fields, layers: TransformerConfig) -> tuple[bool, ...]:
-    """By layer: whether a slot attends only to slots before it."""
+    """Returns by layer whether a slot attends only to slots before it."""
     count = layers.num_layers
     for name in ("is_causal", "causal", "causal_head"):
         value = fields.flag(name, None)

@@ -21,7 +21,7 @@ from specjax.models import Dense, named_param
 
 
 class Convolution(nn.Module):
-    """Both convolutions of a branch.
+    """The two convolutions of a branch, of its input and of its output.
 
     Attributes:
       size: slots that each slot reads, itself included.
@@ -51,12 +51,12 @@ class Convolution(nn.Module):
         return self._base(channels)[:, None, None].astype(u.dtype) + dynamic
 
     def __call__(self, u: Array) -> tuple[Array, Array]:
-        """The convolved input [B, S, H], and the kernel of the output for `finish`."""
+        """Returns the convolved input [B, S, H], and the kernel of the output for `finish`."""
         before, after = self._kernels(u)
         return self.finish(u, before), after
 
     def finish(self, x: Array, kernel: Array) -> Array:
-        """Convolve `x` [B, S, H] with `kernel` [B, S, size, H]."""
+        """Convolves `x` [B, S, H] with `kernel` [B, S, size, H]."""
         out = kernel[:, :, 0] * x
         for tap in range(1, self.size):
             shifted = jnp.pad(x, ((0, 0), (tap, 0), (0, 0)))[:, : x.shape[1]]

@@ -1,4 +1,4 @@
-"""Corrections: what makes the prediction of a slot depend on the drafts before it.
+"""Corrections: small networks that condition the prediction of a slot on the drafts before it.
 
 A pass of a block draft predicts all slots at once, each without knowing what the others draft.  A
 correction is a small network that changes the logits of a slot once the token before it is known.
@@ -28,7 +28,7 @@ Axes = Mapping[tuple[str, ...], tuple[str | None, ...]]
 
 
 class Slot(NamedTuple):
-    """What the pass of a block draft said about one slot, and the last drafts before it."""
+    """The prediction of a block draft for one slot, and the last drafts before it."""
 
     number: int  # of the draft, from 0
     hidden: Array  # [B, H]
@@ -39,7 +39,7 @@ class Slot(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Correction(abc.ABC):
-    """Hashable, without arrays; `params` is a dictionary of the arrays that `shapes` names."""
+    """A network that corrects logits: hashable, without arrays; `shapes` names its parameters."""
 
     hidden_size: int  # H, of the block draft
     vocab_size: int  # V, of the target
@@ -47,38 +47,38 @@ class Correction(abc.ABC):
 
     @abc.abstractmethod
     def shapes(self) -> Shapes:
-        """The shape of each parameter, by its path."""
+        """Returns the shape of each parameter, by its path."""
 
     def axes(self) -> Axes:
-        """The logical axes of the parameters that are split over a mesh, by their paths.
+        """Returns the logical axes of the parameters that are split over a mesh, by their paths.
 
-        A matrix that makes logits is split by vocabulary, as logits are.  All others are read
-        whole: where a slot reads a few rows of a table, or a small matrix, a sum over the devices
-        would take longer than what it saves.
+        A matrix that makes logits is split by vocabulary, as logits are.  All others are
+        replicated: where a slot reads a few rows of a table, or a small matrix, a sum over the
+        devices would take more time than the split saves.
         """
         return {}
 
     @abc.abstractmethod
     def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
-        """The logits [B, M, U] of a slot after each path, and what the next slot has to know.
+        """Returns the logits [B, M, U] of a slot after each path, and the memory for the next slot.
 
-        `memory` is what this method returned for the slot before, with leaves [B, M, ...] for M
-        paths; None for the first slot.
+        `memory` is the memory that this method returned for the slot before, with leaves [B, M,
+        ...] for M paths; None for the first slot.
         """
 
     @property
     def estimates(self) -> bool:
-        """Whether the correction has a `confidence`."""
+        """True if the correction has a `confidence`."""
         return False
 
     def confidence(self, params: Arrays, slot: Slot) -> Array:
-        """[B, M] an estimate of the probability that this slot's draft is accepted."""
+        """Returns [B, M] an estimate of the probability that this slot's draft is accepted."""
         del params, slot
         raise NotImplementedError(f"{type(self).__name__} estimates no acceptance")
 
 
 def multiply(x: Array, kernel: Array) -> Array:
-    """[..., in] times [in, out]."""
+    """Multiplies [..., in] by [in, out]."""
     return dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
 
 

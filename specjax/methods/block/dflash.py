@@ -67,7 +67,7 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
 
 
 def _fields(source: BlockDraftSource) -> Config:
-    """Those of DFlash-2."""
+    """Returns the fields of DFlash-2."""
     selector, block = source.correction, source.net.config
     if not isinstance(selector, CandidateSelector):
         return {}
@@ -85,7 +85,7 @@ def _nested_fields(source: BlockDraftSource) -> Config:
 
 
 def _label(source: BlockDraftSource) -> tuple[str, str]:
-    """The name of speculators, and the class of both packages."""
+    """Returns the name of speculators, and the class of both packages."""
     if source.correction is None:
         return "dflash", "DFlashDraftModel"
     return "dflash2", "DFlash2DraftModel"

@@ -30,7 +30,7 @@ _CLASS = "DSparkDraftModel"
 
 
 def _matches(config: Config, tensors: Tensors) -> bool:
-    """By its heads; without any, only the configuration tells it from DFlash."""
+    """Recognises DSpark by its heads; without any, only the configuration tells it from DFlash."""
     heads = _has(renamed(tensors), _MARKOV) or _has(renamed(tensors), _CONFIDENCE)
     return is_block_draft(tensors) and (heads or "dspark" in labels_of(config))
 
@@ -52,7 +52,7 @@ def _markov(
     rank = fields.count("markov_rank", 256) if _has(names, _MARKOV) else 0
     confidence = None
     if _has(names, _CONFIDENCE):
-        # SpecForge leaves the field out for heads that read the hidden state alone.
+        # SpecForge leaves the field out for heads that read only the hidden state.
         both = fields.flag("confidence_head_with_markov", not fields.nested and rank > 0)
         confidence = "both" if both else "hidden"
     if rank == 0 and confidence is None:
@@ -104,7 +104,7 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
 
 
 def _fields(source: BlockDraftSource) -> Config:
-    """Those of the heads."""
+    """Returns the fields of the heads."""
     head = source.correction
     assert isinstance(head, MarkovHead)  # `Format.makes`
     return {

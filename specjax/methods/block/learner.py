@@ -36,7 +36,7 @@ from specjax.training.precision import mixed_dot_general
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockLearner(Learner):
-    """Each anchor has a block of masks, which sees the text before the anchor and itself."""
+    """Trains a block draft: each anchor has a block of masks, which sees the text up to it."""
 
     source: BlockDraftSource
 
@@ -80,10 +80,10 @@ class BlockLearner(Learner):
         return self._corrected(params, lesson, hidden)
 
     def _corrected(self, params: SharedParams, lesson: Lesson, hidden: Array) -> list[Guess]:
-        """The guesses after the text's own tokens.
+        """Returns the guesses conditioned on the text's own tokens.
 
-        A Markov head adds a linear map of `inner` to the logits, so `inner` beside the hidden state
-        makes them by one matrix.
+        A Markov head adds a linear map of `inner` to the logits, so one matrix makes them from
+        `inner` and the hidden state.
         """
         correction, own = self.source.correction, params.own["correction"]
         assert isinstance(correction, MarkovHead)
@@ -133,7 +133,7 @@ class BlockLearner(Learner):
 
 
 def _first(path: tuple[str, ...], shape: tuple[int, ...], key: Array) -> Array:
-    """An initial parameter of a correction, which at first corrects nothing."""
+    """Returns an initial parameter of a correction, which at first corrects nothing."""
     if path[-1] == "bias" or path == ("after",):
         return jnp.zeros(shape)
     return 0.02 * jax.random.normal(key, shape)
@@ -142,14 +142,14 @@ def _first(path: tuple[str, ...], shape: tuple[int, ...], key: Array) -> Array:
 def plan_dflash(
     options: Sizes, target: TransformerConfig, taps: tuple[int, ...], mask_token: int
 ) -> Learner:
-    """The learner of a new DFlash drafter; see `specjax.training.drafters.plan`."""
+    """Plans the learner of a new DFlash drafter; see `specjax.training.drafters.plan`."""
     return _plan(options, target, taps, mask_token, corrects=False)
 
 
 def plan_dspark(
     options: Sizes, target: TransformerConfig, taps: tuple[int, ...], mask_token: int
 ) -> Learner:
-    """The learner of a new DSpark drafter; see `specjax.training.drafters.plan`."""
+    """Plans the learner of a new DSpark drafter; see `specjax.training.drafters.plan`."""
     return _plan(options, target, taps, mask_token, corrects=True)
 
 

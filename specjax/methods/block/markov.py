@@ -29,7 +29,7 @@ KINDS = ("vanilla", "gated", "rnn")
 
 @dataclasses.dataclass(frozen=True)
 class MarkovHead(Correction):
-    """Attributes: kind, one of `KINDS`; rank r, where 0 means no bias.
+    """A low-rank bias.  Attributes: kind, one of `KINDS`; rank r, where 0 means no bias.
 
     `confidence_head` is None, or the names of its inputs: "hidden", or "both" with e.
     """
@@ -76,7 +76,7 @@ class MarkovHead(Correction):
         return logits + multiply(inner, params["after"]).astype(jnp.float32), memory
 
     def inner(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
-        """[B, M, r] what W2 multiplies, and the memory for the next slot.  The rank is not 0."""
+        """Returns [B, M, r], the factor of W2, and the next slot's memory; the rank is above 0."""
         inner = look_up(params["before"], slot.previous)
         hidden = along_paths(slot.hidden, slot.previous)
         if self.kind == "gated":

@@ -44,7 +44,7 @@ _Cache = TypeVar("_Cache", KVCache, BranchCache)
 
 @dataclasses.dataclass(frozen=True)
 class BlockDraftConfig:
-    """Sizes and switches; hashable.
+    """The sizes and switches of a block draft; hashable.
 
     Of `layers` the sizes, the norms, the rotary embedding and the windows are used.
     """
@@ -101,7 +101,7 @@ class BlockDraftConfig:
         return bool(self.causal) and self.causal[layer]
 
     def mask(self, layer: int) -> Array:
-        """[1, S, S] bool: the slots of the block that each slot attends to."""
+        """Returns [1, S, S] bool: the slots of the block that each slot attends to."""
         slot = jnp.arange(self.block_size)
         after = slot[:, None] - slot
         seen = (after >= 0) if self.is_causal(layer) else jnp.ones_like(after, bool)
@@ -111,7 +111,7 @@ class BlockDraftConfig:
         return (seen & (jnp.abs(after) < window))[None]
 
     def visible(self, layer: int, memory: KVCache | BranchCache, positions: Array) -> Array:
-        """[B, N, S] bool: what each slot of the blocks attends to, the context included.
+        """Returns [B, N, S] bool: the slots that each slot attends to, the context included.
 
         Args:
           layer: of the draft.
@@ -150,7 +150,7 @@ class DraftAttention(nn.Module):
             self.k_norm = Norm(c, "rms", "head_dim")
 
     def stage(self, x: Array, rotations: _Rotations, memory: Memory) -> tuple[Array, Array]:
-        """Keys and values [B, K, S, D] of a layer, with those of `x` [B, T, H] staged."""
+        """Returns keys and values [B, K, S, D] of a layer, with those of `x` [B, T, H] staged."""
         c = self.config
 
         def heads(y: Array) -> Array:
@@ -188,7 +188,7 @@ class DraftLayer(nn.Module):
             self.mlp_conv = Convolution(size, group, self.dense)
 
     def stage(self, x: Array, rotations: _Rotations, memory: Memory) -> tuple[Array, Array]:
-        """Stage the context `x`, which is the same for every layer and is not normalised."""
+        """Stages the context `x`, which is the same for every layer and is not normalised."""
         return self.attention.stage(x, rotations, memory)
 
     def __call__(
@@ -208,7 +208,7 @@ class DraftLayer(nn.Module):
 
 
 class BlockDraft(nn.Module):
-    """The target's hidden states and a block of embeddings in, hidden states of the block out.
+    """Maps the target's hidden states and a block of embeddings to hidden states of the block.
 
     Attributes:
       config: sizes and switches.
@@ -227,12 +227,12 @@ class BlockDraft(nn.Module):
         self.layer = [DraftLayer(self.config, dense) for _ in range(c.num_layers)]
 
     def init_cache(self, batch: int, size: int, dtype: jnp.dtype) -> KVCache:
-        """An empty cache of `size` slots for the context and a block."""
+        """Returns an empty cache of `size` slots for the context and a block."""
         c = self.config.layers
         return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
 
     def context(self, features: Array, cache: _Cache) -> _Cache:
-        """Stage the target's hidden states [B, T, F] of the next T tokens of the text."""
+        """Stages the target's hidden states [B, T, F] of the next T tokens of the text."""
         y = self.hidden_norm(self.fc(by_row(features, cache)))
         rotations = self._rotations(cache, features.shape[1])
         return _with_layers(
@@ -241,7 +241,7 @@ class BlockDraft(nn.Module):
         )
 
     def __call__(self, x: Array, cache: _Cache) -> tuple[Array, _Cache]:
-        """Read a block of embeddings [B, S, H] after the committed context.
+        """Reads a block of embeddings [B, S, H] after the committed context.
 
         Returns:
           Its hidden states [B, S, H] after the final norm, and the cache with the block staged.
@@ -258,7 +258,7 @@ class BlockDraft(nn.Module):
         return self.norm(x), _with_layers(cache, staged)
 
     def _rotations(self, cache: KVCache | BranchCache, width: int) -> list[_Rotations]:
-        """By layer, of the next `width` positions."""
+        """Returns the rotations of the next `width` positions, by layer."""
         c = self.config.layers
         positions = cache.next_positions(width)
         ropes = [c.rope_of(i) for i in range(c.num_layers)]
@@ -274,22 +274,22 @@ def _with_layers(cache: _Cache, staged: list[tuple[Array, Array]]) -> _Cache:
 
 
 def stage_context(net: BlockDraft, params: Arrays, features: Array, cache: _Cache) -> _Cache:
-    """`BlockDraft.context` with parameters."""
+    """Runs `BlockDraft.context` with parameters."""
     return cast(_Cache, net.apply({"params": params}, features, cache, method=BlockDraft.context))
 
 
 def read_block(net: BlockDraft, params: Arrays, x: Array, cache: _Cache) -> tuple[Array, _Cache]:
-    """`BlockDraft.__call__` with parameters."""
+    """Runs `BlockDraft.__call__` with parameters."""
     return cast(tuple[Array, _Cache], net.apply({"params": params}, x, cache))
 
 
 def initial_block(net: BlockDraft, key: Array) -> Arrays:
-    """Random parameters of both methods; under `jax.eval_shape` their shapes."""
+    """Makes random parameters of both methods; under `jax.eval_shape` their shapes."""
     return nn.meta.unbox(_boxed(net, key))
 
 
 def block_axes(net: BlockDraft) -> Arrays:
-    """The logical axes of every parameter, for `parallel.named_shardings`."""
+    """Returns the logical axes of every parameter, for `parallel.named_shardings`."""
     return nn.get_partition_spec(jax.eval_shape(lambda: _boxed(net, jax.random.key(0))))
 
 

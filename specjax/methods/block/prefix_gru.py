@@ -24,7 +24,7 @@ from specjax.types import Arrays
 
 @dataclasses.dataclass(frozen=True)
 class PrefixGRU(Correction):
-    """Attributes: sizes, and the number of first drafts whose logits stay as they are."""
+    """A GRU over drafts.  Attributes: sizes, and the number of uncorrected first drafts."""
 
     state_size: int
     inner_size: int

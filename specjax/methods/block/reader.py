@@ -1,4 +1,4 @@
-"""Reads a block draft (DFlash and its kind), whatever corrects it."""
+"""Reads a block draft (DFlash, DSpark or Domino), whatever corrects it."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from specjax.parallel import Rules
 from specjax.proposers import ChoiceTree
 
 _RENAMED = {"logit_head.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
-"""Beginnings of names in older and other exports."""
+"""Prefixes of tensor names in older and other exports, and their replacements."""
 
 _METHODS = ("dflash", "dspark", "domino")
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """What block drafts of one method have in common."""
+    """The fields that the block drafts of one method have in common."""
 
     name: str  # as labels in configurations have it, in lower case
     # The slot that predicts the token after the anchor, unless the configuration says.
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
 
 
 def renamed(tensors: Tensors) -> Tensors:
-    """The tensors by the names that the tables have."""
+    """Returns the tensors by the names that the tables have."""
     made = {}
     for name, tensor in tensors.items():
         for old, new in _RENAMED.items():
@@ -98,7 +98,7 @@ def is_block_draft(tensors: Tensors) -> bool:
 
 
 def labels_of(config: Config) -> set[str]:
-    """The methods that a configuration names."""
+    """Returns the methods that a configuration names."""
     fields = Fields(config)
     labels = [
         *(config.get("architectures") or []),
@@ -116,10 +116,10 @@ def read_block_draft(
     rules: Rules,
     method: Method,
 ) -> PublishedDrafter:
-    """The drafter in a folder; the arguments are those of `Format.read`, and the method.
+    """Reads the drafter in a folder; the arguments are those of `Format.read`, and the method.
 
     Raises:
-      ValueError: with everything that does not fit the configuration or the target.
+      ValueError: with every mismatch with the configuration or the target.
     """
     plan = plan_block_draft(folder, config, tensors, target, method)
     said = labels_of(config)
@@ -148,7 +148,7 @@ def plan_block_draft(
     target: LanguageModel,
     method: Method,
 ) -> Plan:
-    """What `read_block_draft` will read.  Only tables that may be the target's are read.
+    """Plans `read_block_draft`.  Only tables that may be the target's are read.
 
     Raises:
       ValueError: as `read_block_draft`, but for tensors that are missing or of another shape.
@@ -225,7 +225,7 @@ def plan_block_draft(
 
 @contextlib.contextmanager
 def _named(folder: pathlib.Path) -> Iterator[None]:
-    """What is wrong with a configuration is raised with the name of its file."""
+    """Raises every error of a configuration with the name of its file."""
     try:
         yield
     except KeyError as error:
@@ -238,7 +238,7 @@ def _named(folder: pathlib.Path) -> Iterator[None]:
 def describe_block_draft(
     config: Config, tensors: Tensors, target: LanguageModel | None, name: str, method: Method
 ) -> Description:
-    """What the folder of a block draft says about itself."""
+    """Describes the folder of a block draft, from its configuration and headers."""
     fields, names, folder = Fields(config), renamed(tensors), folder_of(tensors)
     from_anchor = fields.flag("sample_from_anchor", method.first_slot(config) == 0)
     size = fields.count("block_size", 8 if fields.is_speculators else 16)
@@ -267,7 +267,7 @@ def describe_block_draft(
 def shapes_of(
     net: BlockDraft, correction: Correction | None
 ) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """The shape of each parameter of the layers and of the correction."""
+    """Returns the shape of each parameter of the layers and of the correction."""
     shapes = dict(_traced(net.config))
     if correction is not None:
         shapes |= {("correction", *path): shape for path, shape in correction.shapes().items()}
@@ -276,14 +276,14 @@ def shapes_of(
 
 @functools.lru_cache(maxsize=8)
 def _traced(c: BlockDraftConfig) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
-    """The shapes of the layers, which take a part of a second to trace."""
+    """Traces the shapes of the layers, which takes a fraction of a second."""
     made = jax.eval_shape(lambda key: initial_block(BlockDraft(c), key), jax.random.key(0))
     leaves = cast(dict[tuple[str, ...], jax.ShapeDtypeStruct], flatten_dict(made))
     return tuple((("draft", *path), leaf.shape) for path, leaf in leaves.items())
 
 
 def block_rows(block: BlockDraftConfig) -> list[Tensor]:
-    """The tensors of the layers."""
+    """Returns the tensors of the layers."""
     rows = [
         *dense_rows("fc", ("draft", "fc")),
         Tensor("hidden_norm.weight", ("draft", "hidden_norm", "weight")),
@@ -300,7 +300,7 @@ def block_rows(block: BlockDraftConfig) -> list[Tensor]:
 
 
 def _share(stored: Tensors, target: LanguageModel, is_reduced: bool) -> tuple[str, ...]:
-    """The tables of the target that the draft uses: those that its folder lacks or repeats."""
+    """Returns the target's tables that the draft uses: those that its folder lacks or repeats."""
     return tuple(
         part
         for part, row in TABLES.items()

@@ -22,7 +22,7 @@ from specjax.types import Arrays
 
 @dataclasses.dataclass(frozen=True)
 class CandidateSelector(Correction):
-    """Attributes: rank, the width of a row of A and S; top_k, the candidates k of a slot."""
+    """Scores candidates.  Attributes: rank, the width of a row of A and S; top_k, k candidates."""
 
     rank: int
     top_k: int

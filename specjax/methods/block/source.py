@@ -1,4 +1,4 @@
-"""`BlockDraftSource`: a block of mask tokens that is filled in one pass (DFlash and its kind)."""
+"""`BlockDraftSource`: fills a block of mask tokens in one pass (DFlash, DSpark, Domino)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BlockDraftState:
 
 @struct.dataclass
 class _Reading:
-    """What one pass said, for the corrections."""
+    """The outputs of one pass, for the corrections."""
 
     state: BlockDraftState
     hidden: Array  # [B, D, H]
@@ -38,7 +38,7 @@ class _Reading:
 
 @dataclasses.dataclass(frozen=True)
 class BlockDraftSource(BlockSource, PublishedSource):
-    """Layers that read the target's hidden states, and a block of the pending token and masks.
+    """A block draft as a source: it reads hidden states of the target, the pending token and masks.
 
     `observe` stores the hidden states of the committed tokens, and the next `marginals` projects
     them to keys and values.  The target's last accepted block is never read by the layers.

@@ -1,11 +1,11 @@
-"""How block drafts (DFlash and its kind) are written.
+"""Writes block drafts (DFlash, DSpark, Domino) in the layouts of four projects.
 
     z-lab         `dflash_config`                      dflash, SpecForge, vLLM, SGLang
     specforge     the same, with the heads' fields     SpecForge, vLLM, SGLang
     deepspec      all fields at the top level          DeepSpec, vLLM
     speculators   `transformer_layer_config`           speculators, vLLM
 
-A method's own file says which of them it has, and gives the fields of its correction.
+A method's own file names its layouts, and gives the fields of its correction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specjax.methods.published import (
 from specjax.models import Config, LanguageModel
 
 OwnFields = Callable[[BlockDraftSource], Config]
-"""The fields of a method's correction."""
+"""A function that returns the fields of a method's correction."""
 
 _OTHERS = "has causal layers that are not those with windows"
 _SCALES = "scales its embeddings or logits"
@@ -43,7 +43,7 @@ _NUM_ANCHORS = 512  # a number of its training runs, which DeepSpec asks for whe
 
 
 def makes(*corrections: type) -> Callable[[Drafter], bool]:
-    """`Format.makes` of block drafts with one of these corrections."""
+    """Returns `Format.makes` of block drafts with one of these corrections."""
 
     def check(drafter: Drafter) -> bool:
         source = drafter.source if isinstance(drafter, PublishedDrafter) else None
@@ -55,7 +55,7 @@ def makes(*corrections: type) -> Callable[[Drafter], bool]:
 def nested_layout(
     method: Method, architecture: Callable[[BlockDraftSource], str], fields: OwnFields, plain: bool
 ) -> Layout:
-    """z-lab's or SpecForge's; a `plain` one has neither windows nor causal blocks nor scales."""
+    """Makes z-lab's or SpecForge's layout; `plain` ones lack windows, causal blocks and scales."""
 
     def own(source: BlockDraftSource) -> Config:
         c = source.net.config
@@ -91,7 +91,7 @@ def nested_layout(
 
 
 def flat_layout(method: Method, architecture: str, fields: OwnFields) -> Layout:
-    """DeepSpec's, with both tables."""
+    """Makes DeepSpec's layout, with both tables."""
 
     def faults(drafter: PublishedDrafter, target: LanguageModel) -> list[str]:
         source = _source(drafter)
@@ -120,7 +120,7 @@ def flat_layout(method: Method, architecture: str, fields: OwnFields) -> Layout:
 def speculators_layout(
     method: Method, label: Callable[[BlockDraftSource], tuple[str, str]], fields: OwnFields
 ) -> Layout:
-    """speculators', with both tables; `label` gives the kind and the architecture."""
+    """Makes speculators' layout, with both tables; `label` gives the kind and the architecture."""
 
     def faults(drafter: PublishedDrafter, target: LanguageModel) -> list[str]:
         c = _source(drafter).net.config
@@ -161,16 +161,16 @@ def _source(drafter: PublishedDrafter) -> BlockDraftSource:
 
 
 def _true(found: dict[str, bool]) -> list[str]:
-    """The words that are true."""
+    """Returns the keys that are true."""
     return [words for words, true in found.items() if true]
 
 
 def _faults(drafter: PublishedDrafter, normed: bool = False) -> list[str]:
-    """What no layout can hold, or what this one cannot.
+    """Lists the properties of a drafter that no layout can hold, or that this one cannot.
 
     Args:
       drafter: to be written.
-      normed: the layout means by the target's last layer the state after the final norm.
+      normed: in the layout, the target's last layer means the state after the final norm.
     """
     source, (size, _, last) = _source(drafter), drafter.sizes
     c = source.net.config
@@ -199,7 +199,7 @@ def _plain_faults(c: BlockDraftConfig) -> list[str]:
 
 
 def _slot_faults(source: BlockDraftSource, method: Method, fields: OwnFields) -> list[str]:
-    """A layout without a field for the first slot has that of the method."""
+    """Lists a first slot that differs from the method's, for a layout without a field for it."""
     first = source.net.config.first_slot
     usual = method.first_slot({"dflash_config": fields(source)})
     return _true({f"drafts from slot {first} on instead of slot {usual}": first != usual})
@@ -212,7 +212,7 @@ def _layers(source: BlockDraftSource) -> Config:
 
 
 def _scales(c: BlockDraftConfig) -> Config:
-    """The fields of factors that are not 1, and of a soft cap."""
+    """Returns the fields of factors that are not 1, and of a soft cap."""
     fields = {"input_embedding_scale": c.embedding_scale, "output_multiplier": c.output_scale}
     cap = {} if c.logit_softcap is None else {"final_logit_softcapping": c.logit_softcap}
     return {name: value for name, value in fields.items() if value != 1.0} | cap
@@ -227,7 +227,7 @@ def _causal(c: BlockDraftConfig) -> tuple[bool, ...]:
 
 
 def _is_causal(c: BlockDraftConfig) -> Config | None:
-    """z-lab's field; without it layers with windows are causal, and only they.  None: no value."""
+    """Returns z-lab's field; without it only layers with windows are causal.  None: none fits."""
     if _causal(c) == _sliding(c):
         return {}
     return {"is_causal": any(_causal(c))} if len(set(_causal(c))) == 1 else None

@@ -1,4 +1,4 @@
-"""Datastores: corpora in which a proposer looks up what followed the last tokens."""
+"""Datastores: corpora in which a proposer looks up the continuations of the last tokens."""
 
 from specjax.methods.datastore.drafter import DatastoreDrafter
 from specjax.methods.datastore.folder import describe_datastore, load_datastore, save_datastore

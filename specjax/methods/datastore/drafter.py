@@ -14,7 +14,7 @@ from specjax.text import vocabulary_digest
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatastoreDrafter(Drafter):
-    """What `Datastore.drafter` returns; `params` are the arrays of the datastore."""
+    """The drafter that `Datastore.drafter` returns; `params` are the arrays of the datastore."""
 
     vocabulary: str | None = None  # digest of the tokenizer that the datastore was built with
 

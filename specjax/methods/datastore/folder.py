@@ -23,10 +23,13 @@ _DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I32": np.dtype("<i4"
 
 
 def save_datastore(folder: str | os.PathLike[str], store: Datastore) -> None:
-    """Write a datastore; a folder that holds one is replaced.
+    """Writes a datastore; a folder that holds one is replaced.
 
     Raises:
       OSError: the folder cannot be written.
+
+    Example:
+      >>> save_datastore("store", Datastore.build(texts, target))
     """
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -47,10 +50,10 @@ def save_datastore(folder: str | os.PathLike[str], store: Datastore) -> None:
 
 
 def describe_datastore(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The description of a datastore, without reading its arrays.
+    """Returns the description of a datastore, without reading its arrays.
 
     Raises:
-      ValueError: it is no datastore, or the description is damaged.
+      ValueError: the folder is not a datastore, or its description is damaged.
       OSError: it cannot be read.
     """
     path = find_folder(str(folder)) / DESCRIPTION
@@ -73,15 +76,19 @@ def describe_datastore(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) -> Datastore:
-    """Read a datastore.  Its arrays are mapped from the file, and not copied.
+    """Reads a datastore.  Its arrays are mapped from the file, and not copied.
 
     Args:
-      folder: what `save_datastore` or `specjax datastore build` wrote, or org/name on the Hub.
+      folder: a folder of `save_datastore` or `specjax datastore build`, or org/name on the Hub.
       capacity: the most tokens that the loaded one can hold; by default the one it was built with.
 
     Raises:
-      ValueError: it is no datastore, it was damaged, or it has more tokens than the capacity.
+      ValueError: it is not a datastore, is damaged, or has more tokens than the capacity.
       OSError: it cannot be read.
+
+    Example:
+      >>> store = load_datastore("store")
+      >>> specjax.generate(target, prompt, drafter=store.drafter(target))
     """
     path = find_folder(str(folder))
     facts, file = describe_datastore(path), path / ARRAYS
@@ -104,7 +111,7 @@ def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) 
 
 
 def _map(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of the file by name, as views of it."""
+    """Returns the arrays of the file by name, as views of it."""
     try:
         with safetensors.safe_open(file, "np") as opened:  # checks the header against the length
             names = set(opened.keys())

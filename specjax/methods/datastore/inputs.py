@@ -1,4 +1,4 @@
-"""From texts, token lists and files to the tokens of a datastore."""
+"""Tokenises texts, token lists and files into the tokens of a datastore."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = "pass texts, lists of token ids, or pathlib.Path of files"
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """What a corpus will take, before it is tokenised."""
+    """The predicted size of a datastore, before its corpus is tokenised."""
 
     tokens: int
     bytes: int  # of the datastore
@@ -43,7 +43,7 @@ class Predicted:
 def text_files(
     paths: Iterable[pathlib.Path], pattern: str = "*", exclude: Sequence[str] = ()
 ) -> list[pathlib.Path]:
-    """The files among `paths`, and those below its folders that match `pattern`.
+    """Returns the files among `paths`, and those below its folders that match `pattern`.
 
     Files below a folder whose name is in `exclude` are left out.
 
@@ -70,7 +70,7 @@ def text_files(
 def predict_size(
     entries: Sequence[Entry], tokenizer: tokenizers.Tokenizer | None, vocab_size: int
 ) -> Predicted:
-    """The size of a datastore, from the sizes of its files and the tokens of some of them.
+    """Predicts the size of a datastore, from the sizes of its files and the tokens of some of them.
 
     Raises:
       ValueError: as `read_tokens`.
@@ -106,13 +106,13 @@ def check_fits(predicted: Predicted, capacity: int | None) -> None:
 def read_tokens(
     entries: Sequence[Entry], tokenizer: tokenizers.Tokenizer | None, vocab_size: int
 ) -> np.ndarray:
-    """[DEPTH + T] tokens of all entries, with separators before, between and behind them.
+    """Returns [DEPTH + T] tokens of all entries, with separators before, between and after them.
 
-    Files that are no UTF-8 text are left out, as are empty ones; a progress line counts the rest.
+    Files that are not UTF-8 text are left out, as are empty ones; a progress line counts the rest.
 
     Raises:
       ValueError: an entry of another kind, a token outside the vocabulary, texts without a
-        tokenizer, or nothing that is left.
+        tokenizer, or no entry with a token.
     """
     dtype = token_dtype(vocab_size)
     separator = np.array([SEPARATORS[dtype]], dtype)
@@ -132,7 +132,7 @@ def read_tokens(
 def _ids(
     index: int, entry: Entry, tokenizer: tokenizers.Tokenizer | None, vocab_size: int
 ) -> np.ndarray | None:
-    """The tokens of an entry; None for a file that is no text."""
+    """Returns the tokens of an entry; None for a file that is not text."""
     if isinstance(entry, pathlib.Path):
         name = str(entry)
         if entry.suffix in (_RAW, _NUMPY):
@@ -159,7 +159,7 @@ def _ids(
 
 
 def _token_file(path: pathlib.Path, vocab_size: int) -> np.ndarray:
-    """The tokens of `train.bin`, as `train.pretrain` writes it, or of a NumPy array."""
+    """Returns the tokens of `train.bin`, as `train.pretrain` writes it, or of a NumPy array."""
     if path.suffix == _RAW:
         dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
         if path.stat().st_size % dtype.itemsize:
@@ -196,7 +196,7 @@ def _is_tokens(entry: Entry) -> TypeGuard[np.ndarray]:
 
 
 def _size(index: int, entry: Entry, width: int) -> tuple[int, bool]:
-    """Bytes of an entry and True, or its tokens and False."""
+    """Returns the bytes of an entry and True, or the number of its tokens and False."""
     if isinstance(entry, pathlib.Path):
         size = entry.stat().st_size
         is_text = entry.suffix not in (_RAW, _NUMPY)

@@ -1,15 +1,15 @@
-"""What followed a context elsewhere: in a datastore, and earlier in a row's own text.
+"""Predicts continuations of a context, from a datastore and from earlier tokens of a row's text.
 
-A *place* of a datastore is a position of its corpus.  The token there is its *continuation*, and
-the tokens before it, read backwards, are its *context*.  Places are sorted by their contexts:
+The token at a position of the datastore's corpus is the *continuation* of its *context*, the tokens
+before it, read backwards.  Positions are sorted by their contexts:
 
     order     context, read backwards     continuation
       7       "b" "a" "x" ...             "c"
       3       "b" "a" "y" ...             "c"
      12       "b" "d" "a" ...             "a"
 
-So the places that agree with a context in its last n tokens are one range, for every n, and the
-places around the one where the context itself belongs are those that agree with it longest.
+So the positions that agree with a context in its last n tokens are one range, for every n, and the
+longest agreement is at the positions around the one where the context itself belongs.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from jax import Array
 from specjax import sampling
 
 DEPTH = 16
-"""Places are sorted by so many tokens before them."""
+"""Tokens of its context by which a position of the corpus is sorted."""
 
 NONE = -2
-"""Stands for a token that is not there in a context.  No text and no corpus holds it."""
+"""A token id that marks a missing token in a context.  No text and no corpus contains it."""
 
-_SHORT = 3  # the votes of up to so many tokens come from whole ranges
-_SAMPLE = 128  # places of a range
-_LONG = (4, 8)  # the votes of so many tokens come from the window
-_WINDOW = 64  # places around that of the context
-_OWN = 16  # places of the row's own text
-_OWN_LONGEST = 8  # tokens by which places of the own text are compared
-_PIVOTS = 32  # places with which each round of the search compares; XLA:CPU adds up 32 at once
+_SHORT = 3  # contexts of up to so many tokens are counted in whole ranges
+_SAMPLE = 128  # positions of a range
+_LONG = (4, 8)  # contexts of these lengths are counted in the window
+_WINDOW = 64  # positions around that of the context
+_OWN = 16  # positions of the row's own text
+_OWN_LONGEST = 8  # tokens by which positions of the own text are compared
+_PIVOTS = 32  # positions with which each round of the search compares; XLA:CPU adds up 32 at once
 _DOUBT = 6.0  # how much more a kind of token weighs in the datastore than in the own text
 _TABLE = 1024  # for counting distinct tokens; two of them may fall on one entry
 
 
 _OWN_LEVELS = np.arange(1, _OWN_LONGEST + 1)
 _ORDER = [*range(1, _SHORT + 1), *_LONG, *(_OWN_LEVELS + 0.5)]
-"""Levels with a greater number are above: for each n the own text is above the datastore."""
+"""The order of the levels, the greatest last: for each n the own text is above the datastore."""
 _IS_ABOVE = np.array(_ORDER) > np.array(_ORDER)[:, None]
 _DOUBTS = np.array([_DOUBT] * (_SHORT + len(_LONG)) + [1.0] * _OWN_LONGEST, np.float32)
 
@@ -50,28 +50,29 @@ _DOUBTS = np.array([_DOUBT] * (_SHORT + len(_LONG)) + [1.0] * _OWN_LONGEST, np.f
 class DatastoreParams:
     """A datastore on a device.  With equal shapes another datastore is the same program."""
 
-    tokens: Array  # [DEPTH + C] uint16 or uint32; behind DEPTH of padding, the corpus
-    order: Array  # [C] int32; places by their contexts
+    tokens: Array  # [DEPTH + C] uint16 or uint32; the corpus, after DEPTH of padding
+    order: Array  # [C] int32; positions sorted by their contexts
     starts: Array  # [V + 1] int32; the contexts order[starts[v]:starts[v + 1]] end with token v
     prior: Array  # [V] float32; the probability of a token without any context
 
 
 def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) -> Array:
-    """Log-probabilities [V] of the token after a context.
+    """Returns log-probabilities [V] of the token after a context.
 
-    For n = 1, 2, ... tokens that agree, the votes of such places give a distribution, which is
-    mixed with that of the smaller n: p <- (c + d T p) / (N + d T).  Here c counts the votes for a
-    token, N all votes, and T the distinct tokens among them; before n = 1, p is the prior.  For
-    each n the datastore votes first, and then the row's own text, which so weighs more.
+    For n = 1, 2, ... the continuations of the positions that agree in n tokens give a distribution,
+    which is mixed with that of the smaller n: p <- (c + d T p) / (N + d T).  Here c counts a token
+    among these continuations, N is their number, and T the number of distinct tokens among them;
+    before n = 1, p is the prior.  For each n the datastore is mixed in first, and then the row's
+    own text, which therefore has more weight.
 
     With d = 1 this is method C of Witten and Bell.  In the datastore d is greater: a target's
-    distribution is smoother than the counts of few places.
+    distribution is smoother than the counts of few positions.
 
     Args:
       store: the datastore.
       context: [DEPTH] int32, the last token first, padded with NONE.
       text: [L] int32, the row's own documents and text.
-      length: [] its tokens; the last of them is that of `context` before any drafts.
+      length: [] its tokens; the last of them is the first of `context` before any drafts.
 
     Reference: Witten and Bell 1991, "The zero-frequency problem", IEEE Transactions on Information
     Theory 37(4), method C; the mixture of orders is that of Bell, Cleary and Witten 1990, "Text
@@ -105,7 +106,7 @@ def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) 
 def _distinct(
     short: Array, is_short: Array, near: Array, agree: Array, own: Array, same: Array
 ) -> Array:
-    """The number of distinct tokens of each level."""
+    """Returns the number of distinct tokens of each level."""
     row = jnp.arange(_SHORT)[:, None]
     at = [(row * _TABLE + short % _TABLE).ravel()]
     at += [_SHORT * _TABLE + near % _TABLE, (_SHORT + 1) * _TABLE + own % _TABLE]
@@ -126,14 +127,14 @@ def _distinct(
 
 
 def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array]:
-    """Where places agree with a context.
+    """Finds the range of positions that agree with a context.
 
-    Each round compares with places that divide the rest of the order into equal parts, since a few
-    wide rounds are faster than many narrow ones.
+    Each round compares with positions that cut the rest of the order into equal sections, since a
+    few wide rounds are faster than many narrow ones.
 
     Returns:
-      The first place and the end of those that agree in n tokens, for n = 1 ... _SHORT: both
-      [_SHORT].  And where the context itself belongs [].
+      The first position and the end of the range that agrees in n tokens, for n = 1 ... _SHORT:
+        both [_SHORT].  And the index [] at which the context itself would be inserted.
     """
     first, end = store.starts[context[0]], store.starts[context[0] + 1]
     # The searches: for the whole context, then for the first place of each range, then for its end.
@@ -146,9 +147,9 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
     in_range = jnp.arange(_SHORT - 1) <= jnp.tile(jnp.arange(_SHORT - 1), 2)[:, None]
 
     def compare(place: Array, weight: Array) -> Array:
-        """Returns whether the context at each place is before (< 0), equal to (0) or after ours."""
+        """Returns whether each position's context is before (< 0), equal to (0) or after ours."""
         number = weight.shape[-1]
-        back = jnp.arange(1, number + 1)  # the last tokens of all places in question are equal
+        back = jnp.arange(1, number + 1)  # the last tokens of all these positions are equal
         token = store.tokens[place[..., None] - back].astype(jnp.int32)
         ours = context[1 : number + 1]
         sign = (token > ours).astype(jnp.int32) - (token < ours).astype(jnp.int32)
@@ -179,7 +180,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
 
 
 def _divided(low: Array, width: Array, part: Array, parts: Array) -> Array:
-    """low + width * part / parts, without a product beyond 32 bits.  No number is negative."""
+    """Computes low + width * part / parts within 32 bits.  No number is negative."""
     step = jax.lax.div(width, jnp.broadcast_to(parts, width.shape))
     rest = part * (width - step * parts)
     return low + part * step + jax.lax.div(rest, jnp.broadcast_to(parts, rest.shape))
@@ -188,11 +189,12 @@ def _divided(low: Array, width: Array, part: Array, parts: Array) -> Array:
 def _places(
     store: DatastoreParams, context: Array, low: Array, high: Array, number: Array, at: Array
 ) -> tuple[Array, Array, Array]:
-    """The continuations of places of the datastore.
+    """Returns the continuations at positions of the datastore.
 
     Returns:
-      Those at `number` [_SHORT] equal distances in each range [_SHORT, _SAMPLE], those around `at`
-      [_WINDOW], and how many tokens agree there [_WINDOW].
+      The continuations at `number` [_SHORT] equally spaced positions of each range [_SHORT,
+      _SAMPLE], those at the positions around `at` [_WINDOW], and the number of tokens that agree
+      there [_WINDOW].
     """
     parts, part = jnp.maximum(number, 1)[:, None], jnp.arange(_SAMPLE, dtype=jnp.int32)
     spread = _divided(low[:, None], (high - low)[:, None], part, parts)
@@ -210,7 +212,7 @@ def _places(
 
 
 def _own_places(context: Array, text: Array, length: Array) -> tuple[Array, Array]:
-    """The continuations in the own text that agree longest, the latest first, and how long."""
+    """Returns the continuations in the own text that agree longest, latest first, and lengths."""
     slot, follows = jnp.arange(len(text)), jnp.roll(text, -1)
     agrees, count = (slot < length - 1) & (follows >= 0), jnp.zeros_like(slot)
     for back in range(_OWN_LONGEST):

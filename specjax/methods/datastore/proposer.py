@@ -1,4 +1,4 @@
-"""`DatastoreLookup`: a chain or a small tree of what followed the last tokens elsewhere."""
+"""`DatastoreLookup`: drafts a chain or a small tree of continuations from a datastore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def DatastoreLookup(
     branching: Sequence[int] | None = None,
     min_share: float = 0.0,
 ) -> Chain | StaticTree:
-    """A shape over a `DatastoreSource`.  `Datastore.drafter` adds the datastore.
+    """Returns a shape over a `DatastoreSource`.  `Datastore.drafter` adds the datastore.
 
     Args:
       vocab_size: the target's.

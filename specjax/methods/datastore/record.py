@@ -1,4 +1,4 @@
-"""`Datastore`: a corpus whose places are sorted by the tokens before them."""
+"""`Datastore`: a corpus whose positions are sorted by the tokens before them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from specjax.parallel import devices_of, require
 from specjax.text import vocabulary_digest
 
 _MOST = 2**31 - 1 - DEPTH
-"""The most tokens: positions are int32."""
+"""The most tokens of a datastore: positions are int32."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Datastore:
-    """A corpus in which the proposer `datastore` looks up what followed the last tokens.
+    """A corpus in which the proposer `datastore` looks up the continuations of the last tokens.
 
     The arrays are on the host, and may be those of a file that is read where they are used.
     `drafter` copies them to the device, padded to the capacity.  So datastores of equal capacity
@@ -33,8 +33,10 @@ class Datastore:
     """
 
     tokens: np.ndarray  # [DEPTH + T] uint16 or uint32; texts with separators between them
-    order: np.ndarray  # [P] int32; places by their contexts
-    starts: np.ndarray  # [V + 1] int32; the first place whose context ends with each token
+    order: np.ndarray  # [P] int32; positions sorted by their contexts
+    starts: (
+        np.ndarray
+    )  # [V + 1] int32; the first entry of `order` whose context ends with each token
     capacity: int  # the most tokens, separators included
     vocabulary: str | None  # digest of the tokenizer's vocabulary; None: lists of tokens
     name: str = "datastore"  # of its folder, for messages
@@ -49,7 +51,7 @@ class Datastore:
         vocab_size: int | None = None,
         name: str = "datastore",
     ) -> Datastore:
-        """A datastore of texts, lists of token ids, or files.
+        """Builds a datastore of texts, lists of token ids, or files.
 
         A `pathlib.Path` that ends in `.bin` or `.npy` is a file of token ids; another one is a file
         of UTF-8 text.
@@ -66,6 +68,11 @@ class Datastore:
           ValueError: an empty corpus, one that does not fit into the capacity or into memory (which
             is predicted before anything is tokenised), or texts that are neither of these.
           OSError: a file cannot be read.
+
+        Example:
+          >>> store = Datastore.build([[1, 2, 3, 4], [1, 2, 5]], vocab_size=8)
+          >>> store.size >= 7
+          True
         """
         if isinstance(tokenizer, LanguageModel):
             vocab_size = tokenizer.model.vocab_size
@@ -105,12 +112,12 @@ class Datastore:
 
     @property
     def size(self) -> int:
-        """How many tokens it holds, separators included."""
+        """The number of tokens that it holds, separators included."""
         return len(self.tokens) - DEPTH
 
     @property
     def nbytes(self) -> int:
-        """Bytes on a device."""
+        """The size on a device, in bytes."""
         return self.capacity * (self.tokens.itemsize + 4)
 
     def __repr__(self) -> str:
@@ -124,7 +131,7 @@ class Datastore:
         texts: Sequence[Entry],
         tokenizer: tokenizers.Tokenizer | LanguageModel | None = None,
     ) -> Datastore:
-        """One of the same capacity that holds these texts, too.
+        """Returns a datastore of the same capacity that holds these texts, too.
 
         Its drafter compiles nothing anew.
 
@@ -147,16 +154,19 @@ class Datastore:
         branching: Sequence[int] | None = None,
         min_share: float = 0.0,
     ) -> DatastoreDrafter:
-        """What `generate(drafter=...)` takes.
+        """Returns a drafter for `generate(drafter=...)`.
 
         Args:
-          target: the model whose tokens these are.
+          target: the model whose tokenizer made the tokens.
           num_drafts: the length of a chain of drafts.
           branching: children per node for each level of a tree; None: a chain.
           min_share: a row has no drafts where the most probable token has a lower probability.
 
         Raises:
           ValueError: the target has another tokenizer, or its device too little free memory.
+
+        Example:
+          >>> specjax.generate(target, prompt, drafter=store.drafter(target, num_drafts=4))
         """
         if not isinstance(target, LanguageModel):
             raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
@@ -178,7 +188,7 @@ class Datastore:
         return dataclasses.replace(made, params=self.arrays(size))
 
     def arrays(self, vocab_size: int | None = None) -> DatastoreParams:
-        """The parameters of the proposer, on the default device.
+        """Returns the parameters of the proposer, on the default device.
 
         Args:
           vocab_size: of the target, if its logits have more entries than the tokenizer has tokens.

@@ -1,4 +1,4 @@
-"""Sorts the places of a corpus by the tokens before them, read backwards."""
+"""Sorts the positions of a corpus by the tokens before them, read backwards."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy as np
 from specjax.methods.datastore.lookup import DEPTH
 
 SEPARATORS = {np.dtype(np.uint16): 2**16 - 1, np.dtype(np.uint32): 2**31 - 1}
-"""Stands between texts, and is greater than every token."""
+"""The token id between texts, by dtype; it is greater than every token."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The type of a datastore's tokens.  2^16 - 1 is the separator, so it is not left for a token.
+    """Returns the dtype of a datastore's tokens.  2^16 - 1 is the separator, so it is not a token.
 
     Raises:
-      ValueError: tokens that would be no int32.
+      ValueError: tokens that do not fit into int32.
     """
     if not 1 <= vocab_size < 2**31 - 1:
         raise ValueError(f"vocab_size={vocab_size}; it must lie in [1, 2^31 - 2]")
@@ -22,21 +22,21 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def bytes_to_build(vocab_size: int) -> int:
-    """The greatest memory of `sort_places`, in bytes a token."""
+    """Returns the greatest memory of `sort_places`, in bytes a token."""
     dtype = token_dtype(vocab_size)
     return dtype.itemsize * (DEPTH + 1) + 24
 
 
 def sort_places(tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The places of a corpus by their contexts.
+    """Sorts the positions of a corpus by their contexts.
 
     Args:
       tokens: [DEPTH + T] of the type `token_dtype(vocab_size)`; the first DEPTH are separators.
       vocab_size: V.
 
     Returns:
-      The places [P] int32, positions from 0 among the T: those with a token at and before them.
-      And the number of places [V + 1] int32 before those whose contexts end with each token.
+      The positions [P] int32, from 0 among the T, each with a token at and before it.  And
+        the number of positions [V + 1] int32 before those whose contexts end with each token.
     """
     separator = SEPARATORS[tokens.dtype]
     size = len(tokens) - DEPTH

@@ -1,4 +1,4 @@
-"""`DatastoreSource`: predicts what followed the last tokens in a datastore, or in the own text."""
+"""`DatastoreSource`: predicts continuations from a datastore, or from the row's own text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specjax.types import Block, Proposal
 
 @struct.dataclass
 class Reading:
-    """The own text with the pending token, and the end of each row's text with its drafts."""
+    """The own text with the pending token, and the last tokens of each row with its drafts."""
 
     text: OwnText
     context: Array  # [B, DEPTH] int32; the last token first, padded with NONE
@@ -28,17 +28,17 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class DatastoreSource(Source):
-    """Continuations in a datastore and in the row's own text, as a distribution over tokens.
+    """Predicts tokens from continuations in a datastore and in the row's own text.
 
     A shape draws drafts from it with the rule's own noise.  Under `match` that is the noise of the
     target's draw, so that drafts are often right at temperature 1, too: the most frequent
-    continuation alone would seldom be.  Other rules get the distribution that the drafts were drawn
-    from, and are exact as for a draft model.
+    continuation would seldom be.  Other rules get the distribution that the drafts were drawn from,
+    and are exact as for a draft model.
 
     The datastore is in the parameters.  With another one of equal capacity the same program runs.
 
     A row has no drafts in a step in which the most probable token has a probability of less than
-    `min_share`.  If no row has drafts, the target reads the pending tokens alone.
+    `min_share`.  If no row has drafts, the target reads only the pending tokens.
 
     Reference: He et al. 2023, "REST: Retrieval-Based Speculative Decoding", arXiv 2311.08252, for
     drafts from a datastore.

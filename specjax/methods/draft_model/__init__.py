@@ -1,4 +1,4 @@
-"""A draft model: its source, with its own or other tokens than the target's, and its drafter."""
+"""Draft models: sources with the target's tokens or with others, and their drafters."""
 
 from specjax.methods.draft_model.drafter import make_drafter, with_draft
 from specjax.methods.draft_model.source import DraftModel, DraftSource, DraftTree

@@ -57,7 +57,7 @@ def make_drafter(
     dtype: str | None = None,
     **numbers: object,
 ) -> Drafter:
-    """A shape over a draft model: `make_drafter(target, draft, StaticTree, branching=(3, 2))`.
+    """Makes a drafter: `make_drafter(target, draft, StaticTree, branching=(3, 2))`.
 
     If the tokenizers differ, the tables between them are made once and cached, and a warning says
     how many tokens are in both vocabularies.  Nothing is compiled yet.
@@ -71,6 +71,10 @@ def make_drafter(
     Raises:
       ValueError: tokens that cannot be translated, or models that share fewer than 1 % of the
         target's tokens.
+
+    Example:
+      >>> drafter = make_drafter(target, draft, specjax.StaticTree, branching=(3, 2))
+      >>> specjax.generate(target, prompt, drafter=drafter)
     """
     for name, model in (("target", target), ("draft", draft)):
         if not isinstance(model, LanguageModel):
@@ -104,7 +108,7 @@ def make_drafter(
 def with_draft(
     target: LanguageModel, draft: LanguageModel, proposer: Proposer, dtype: str | None
 ) -> Drafter:
-    """A proposer that was made from `draft.model`, with the weights of `draft`.
+    """Returns a proposer that was made from `draft.model`, with the weights of `draft`.
 
     Raises:
       ValueError: the proposer needs no draft, or the draft has other tokens.
@@ -155,7 +159,7 @@ def _on_device(target: _Words, draft: _Words) -> Translation:
 
 @functools.lru_cache(maxsize=8)
 def _tables(target: _Words, draft: _Words) -> Translation | None:
-    """The tables, on the host; None if equal ids mean equal tokens (padded sizes may differ)."""
+    """Returns the tables, on the host; None if equal ids mean equal tokens (sizes may differ)."""
     ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
         if ours is theirs and target.size == draft.size:
@@ -186,7 +190,7 @@ _said: set[str] = set()
 
 
 def _say(words: tuple[_Words, _Words], shared: int) -> None:
-    """Warn once of each pair, at the line outside of this library that brought it together."""
+    """Warns once of each pair, at the line outside of this library that combined both models."""
     target, draft = words
     message = (
         f"the draft {draft} uses other tokens than the target {target}: it can propose the "

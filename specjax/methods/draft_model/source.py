@@ -155,7 +155,7 @@ class DraftSource(Source):
         return dataclasses.replace(state, cache=cache)
 
     def _read_most(self, params: Arrays, state: DraftState) -> DraftState:
-        """Read all unread tokens but the last, if any row has more than one."""
+        """Reads all unread tokens but the last, if any row has more than one."""
 
         def read(state: DraftState) -> DraftState:
             most = jnp.maximum(state.count - 1, 0)
@@ -175,7 +175,7 @@ class DraftSource(Source):
         depth: Array | None = None,
         mask: Array | None = None,
     ) -> tuple[Cache, Array]:
-        """Stage `tokens` [B, T]; return the cache, and logits [B, M, V] after those `at` [B, M]."""
+        """Stages `tokens` [B, T]; returns the cache, and logits [B, M, V] after `at` [B, M]."""
         tokens = jnp.minimum(tokens, self.model.vocab_size - 1)
         positions = cache.length[:, None] + (
             jnp.arange(tokens.shape[1]) if depth is None else depth
@@ -191,10 +191,10 @@ class DraftSource(Source):
 def DraftModel(
     model: Model, vocab_size: int, num_drafts: int = 4, confidence_threshold: float = 0.0
 ) -> Chain:
-    """A chain from a smaller model: `Chain(DraftSource(model, vocab_size), ...)`."""
+    """Drafts a chain with a smaller model: `Chain(DraftSource(model, vocab_size), ...)`."""
     return Chain(DraftSource(model, vocab_size), num_drafts, confidence_threshold)
 
 
 def DraftTree(model: Model, vocab_size: int, branching: Sequence[int] = (3, 2, 1)) -> StaticTree:
-    """A static tree from a smaller model: `StaticTree(DraftSource(model, vocab_size), ...)`."""
+    """Drafts a tree with a smaller model: `StaticTree(DraftSource(model, vocab_size), ...)`."""
     return StaticTree(DraftSource(model, vocab_size), cast(tuple[int, ...], branching))

@@ -49,8 +49,8 @@ class TranslatedSource(Source):
     vocabularies.
 
     A text may need more draft tokens than are reserved (`expansion` for each target token) or than
-    the draft model can read.  From then on its row has no drafts.  If the prompt alone is too long,
-    the draft model reads only the end of it.
+    the draft model can read.  From then on its row has no drafts.  If the prompt itself is too
+    long, the draft model reads only the end of it.
 
     Reference: Timor et al. 2025, arXiv 2502.05202, token-level intersection.
     """
@@ -81,7 +81,7 @@ class TranslatedSource(Source):
     def _empty(
         self, params: TranslatedParams, rows: int, capacity: int, lookahead: Lookahead
     ) -> TranslatedState:
-        """The state before the tokens with which a text starts."""
+        """Returns the state before the tokens with which a text starts."""
         depth = lookahead.depth
         room, _ = self._room(params, capacity, depth)
         ahead = _most_pieces(params, depth) + lookahead.staged - 1
@@ -94,7 +94,7 @@ class TranslatedSource(Source):
     def start(
         self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> TranslatedState:
-        """As `Source.start`; of a prompt that is too long for the draft its end is read."""
+        """Reads a prompt as `Source.start`, or only the end of a prompt that is too long."""
         state = self._empty(params, len(prompt.count), capacity, lookahead)
         start = params.translation.start
         room, whole = self._room(params, capacity, lookahead.depth)
@@ -110,7 +110,7 @@ class TranslatedSource(Source):
     def read(
         self, params: TranslatedParams, state: TranslatedState, block: Block
     ) -> TranslatedState:
-        """As `Source.read`; a row whose prompt is too long for the draft has no drafts."""
+        """Reads a prompt as `Source.read`; rows whose prompts are too long have no drafts."""
         width = block.tokens.shape[1] * params.translation.pieces.shape[1]
         tokens, count = spell(params.translation, block.tokens, block.count, width)
         room = state.room - count
@@ -131,7 +131,7 @@ class TranslatedSource(Source):
         return dataclasses.replace(state, cache=cache, room=room)
 
     def _room(self, params: TranslatedParams, capacity: int, depth: int) -> tuple[int, bool]:
-        """The draft tokens that a text may have, and whether they are as many as it may need."""
+        """Returns the draft tokens that a text may have, and whether the text cannot need more."""
         start, catch_up = params.translation.start, _most_pieces(params, depth)
         wanted = capacity * self.expansion + len(start)
         room = min(wanted, self.model.max_positions - catch_up - depth)
@@ -180,7 +180,7 @@ class TranslatedSource(Source):
         return reading._replace(cache=cache), logits
 
     def known(self, params: TranslatedParams, reading: _Reading, tokens: Array) -> Array:
-        """[B, N] bool: False for tokens that the draft model's vocabulary lacks.
+        """Returns [B, N] bool: False for tokens that the draft model's vocabulary lacks.
 
         The pending token is False if the draft model cannot read the text up to it.
         """
@@ -210,7 +210,7 @@ class TranslatedSource(Source):
         depth: Array | None = None,
         mask: Array | None = None,
     ) -> tuple[Cache, Array]:
-        """Stage draft tokens [B, T]; return the cache, and logits [B, M, V] after those `at`."""
+        """Stages draft tokens [B, T]; returns the cache, and logits [B, M, V] after those `at`."""
         positions = cache.length[:, None] + (
             jnp.arange(tokens.shape[1]) if depth is None else depth
         )
@@ -222,7 +222,7 @@ class TranslatedSource(Source):
 
 
 def _most_pieces(params: TranslatedParams, depth: int) -> int:
-    """The most draft tokens that spell the unread tokens of one step, the pending one included.
+    """Returns the most draft tokens that spell a step's unread tokens, the pending one included.
 
     Accepted drafts take one draft token each.  The tokens before and after them were chosen by the
     target, and may take up to M draft tokens each.
@@ -231,16 +231,16 @@ def _most_pieces(params: TranslatedParams, depth: int) -> int:
 
 
 def spell(translation: Translation, tokens: Array, count: Array, width: int) -> tuple[Array, Array]:
-    """Spell target tokens in draft tokens.
+    """Spells target tokens in draft tokens.
 
     Args:
       translation: the tables, with at most M pieces a token.
       tokens: [B, T] target tokens.
-      count: [B] how many of them count; the others are padding.
+      count: [B] the number of tokens; the others are padding.
       width: of the result; a row that needs more keeps its last pieces.
 
     Returns:
-      [B, width] draft tokens, right-padded with 0, and how many [B] there are.
+      [B, width] draft tokens, right-padded with 0, and their number [B].
 
         the cat . .      count 2      pieces t he | c a t      ->     t he c a t 0 0 0      5
     """
@@ -266,7 +266,7 @@ def Universal(
     expansion: int = 2,
     confidence_threshold: float = 0.0,
 ) -> Chain:
-    """A chain from a model with another tokenizer: `Chain(TranslatedSource(...), ...)`."""
+    """Drafts a chain with another tokenizer's model: `Chain(TranslatedSource(...), ...)`."""
     return Chain(TranslatedSource(model, vocab_size, expansion), num_drafts, confidence_threshold)
 
 

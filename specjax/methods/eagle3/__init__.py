@@ -1,4 +1,4 @@
-"""EAGLE-3: network, source, the folders that it is published in, and its learner."""
+"""EAGLE-3: its network, source, published folders and learner."""
 
 from specjax.methods.eagle3.network import (
     Eagle3,

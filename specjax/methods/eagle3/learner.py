@@ -1,4 +1,4 @@
-"""EAGLE-3 heads, trained as they draft: each depth reads the states of the depth before.
+"""Trains EAGLE-3 heads as they draft: each depth reads the states of the depth before.
 
 Reference: Li et al. 2025 (EAGLE-3), arXiv 2503.01840, section 3.2, "training-time test".
 """
@@ -27,7 +27,7 @@ from specjax.training.precision import mixed_dot_general
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Eagle3Learner(Learner):
-    """Every position of a text teaches the first depth, and the anchors teach the later ones.
+    """Trains a head: every position of a text trains the first depth, the anchors later ones.
 
     A state that is fed back has a gradient, so early depths learn to help later ones.
     """
@@ -57,7 +57,7 @@ class Eagle3Learner(Learner):
 
 
 def initial_eagle3(source: EagleSource, key: Array) -> Arrays:
-    """Random parameters of the network of a head."""
+    """Makes random parameters of the network of a head."""
     c = source.network
     inputs = (
         jnp.zeros((1, 1, c.num_taps * c.target_size)),
@@ -76,21 +76,21 @@ def read(
     positions: Array,
     cache: BranchCache,
 ) -> tuple[Array, Array, BranchCache]:
-    """One pass over pairs of tokens [B, N] and features [B, N, E]; as `Eagle3.__call__`."""
+    """Runs one pass over pairs of tokens [B, N] and features [B, N, E]; as `Eagle3.__call__`."""
     embedded = look_up(embedding_of(params), tokens)
     out = _network(source, params, embedded, features, positions, cache)
     return cast(tuple[Array, Array, BranchCache], out)
 
 
 def fuse(source: EagleSource, params: SharedParams, features: Array) -> Array:
-    """The target's hidden states [B, N, F] as features [B, N, E]."""
+    """Fuses the target's hidden states [B, N, F] into features [B, N, E]."""
     return cast(Array, _network(source, params, features, method="fuse"))
 
 
 def read_text(
     source: EagleSource, params: SharedParams, lesson: Lesson
 ) -> tuple[Array, Array, BranchCache]:
-    """The pass over all pairs of a text: those of the feature at t and the token at t + 1."""
+    """Reads all pairs of a text: those of the feature at t and the token at t + 1."""
     rows, length = lesson.features.shape[:2]
     cache = BranchCache.text(rows, length)
     features = fuse(source, params, lesson.features)
@@ -98,7 +98,7 @@ def read_text(
 
 
 def first_guess(normed: Array, lesson: Lesson) -> Guess:
-    """The guesses of the first depth, at every position of a text.
+    """Returns the guesses of the first depth, at every position of a text.
 
     The pair at position t predicts the token at t + 2.
     """
@@ -112,20 +112,20 @@ def _network(source: EagleSource, params: SharedParams, *inputs: object, **how: 
 
 
 def _tokens(lesson: Lesson, depth: int) -> Array:
-    """[B, A] the tokens `depth` after the anchors; beyond the text any."""
+    """Returns [B, A] the tokens `depth` after the anchors; any token after the end of the text."""
     last = lesson.tokens.shape[1] - 1
     return jnp.take_along_axis(lesson.tokens, jnp.minimum(lesson.anchors + depth, last), axis=1)
 
 
 def _at(x: Array, index: Array) -> Array:
-    """[B, N, E], [B, A] -> [B, A, E]"""
+    """Gathers x [B, N, E] at the indices [B, A]: [B, A, E]."""
     return jnp.take_along_axis(x, index[..., None], axis=1)
 
 
 def plan_eagle3(
     options: Sizes, target: TransformerConfig, taps: tuple[int, ...], mask_token: int
 ) -> Learner:
-    """The learner of a new EAGLE-3 head; see `specjax.training.drafters.plan`."""
+    """Plans the learner of a new EAGLE-3 head; see `specjax.training.drafters.plan`."""
     return Eagle3Learner(
         source=Eagle3Source(network_like(options, target, taps, 1), target.vocab_size, taps),
         objective="forward-kl",
@@ -138,6 +138,6 @@ def plan_eagle3(
 def network_like(
     options: Sizes, target: TransformerConfig, taps: tuple[int, ...], num_layers: int
 ) -> Eagle3Config:
-    """The network of a new head: layers of the target's sizes, `num_layers` if no option says."""
+    """Returns the network of a new head: layers of the target's sizes, `num_layers` by default."""
     layers = layers_like(target, options.num_layers or num_layers, options.mlp_size, "llama")
     return Eagle3Config(layers, len(taps), target.hidden_size)

@@ -40,7 +40,7 @@ class Eagle3Config:
 
 
 class FirstLayer(nn.Module):
-    """A decoder layer whose attention reads an embedding and a feature side by side.
+    """A decoder layer whose attention reads an embedding concatenated with a feature.
 
     a = attention([norm(e), norm(f)]),    h = f + a,    output = h + mlp(norm(h))
     """
@@ -69,7 +69,7 @@ class FirstLayer(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """Pairs of a feature at position t and the token at t + 1 in, the token at t + 2 out.
+    """The network: from a feature at position t and the token at t + 1 to the token at t + 2.
 
     `fuse` makes the feature of a token that the target has read.  The feature of a drafted token is
     the head's own state, which `__call__` returns.
@@ -93,7 +93,7 @@ class Eagle3(nn.Module):
         self.norm = Norm(c.layers)
 
     def fuse(self, features: Array) -> Array:
-        """The target's hidden states [..., n Et] at the taps -> features [..., E]."""
+        """Fuses the target's hidden states [..., n Et] at the taps into features [..., E]."""
         c = self.config
         if c.norm_before_fc:
             features = self.input_norm(features)
@@ -111,7 +111,7 @@ class Eagle3(nn.Module):
         cache: KVCache | BranchCache | None = None,
         mask: Array | None = None,
     ) -> tuple[Array, Array, KVCache | BranchCache | None]:
-        """Run one pass over pairs.
+        """Runs one pass over pairs.
 
         Args:
           embedded: [B, N, E] embeddings of the tokens.
@@ -144,22 +144,22 @@ class Eagle3(nn.Module):
         return normed if self.config.feeds_normed else x, normed, cache
 
     def everything(self, features: Array, embedded: Array, positions: Array) -> Array:
-        """`fuse` and one pass, so that `init` makes every parameter."""
+        """Runs `fuse` and one pass, so that `init` makes every parameter."""
         return self(embedded, self.fuse(features), positions)[1]
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
-        """An empty cache of `size` slots for each of `batch` rows."""
+        """Returns an empty cache of `size` slots for each of `batch` rows."""
         c = self.config.layers
         return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
 
 
 def eagle3_shapes(config: Eagle3Config) -> Arrays:
-    """The shape of every parameter of the network; nothing is computed."""
+    """Returns the shape of every parameter of the network; nothing is computed."""
     return nn.meta.unbox(_boxed(config))
 
 
 def eagle3_axes(config: Eagle3Config) -> Arrays:
-    """The logical axes of every parameter, for `parallel.named_shardings`."""
+    """Returns the logical axes of every parameter, for `parallel.named_shardings`."""
     return nn.get_partition_spec(_boxed(config))
 
 
@@ -177,7 +177,7 @@ def _boxed(config: Eagle3Config) -> Arrays:
 def draft_logits(
     states: Array, head: Array, vocab_size: int, to_draft: Array | None = None
 ) -> Array:
-    """Logits on the target's vocabulary, -inf for tokens that a drafter never proposes.
+    """Returns logits on the target's vocabulary, -inf for tokens that a drafter never proposes.
 
     Args:
       states: [..., E].

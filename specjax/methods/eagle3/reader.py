@@ -1,7 +1,7 @@
-"""EAGLE-3 heads: the authors' layout (also SpecForge's), ModelOpt's, speculators' and DeepSpec's.
+"""Reads EAGLE-3 heads in the layouts of the authors, SpecForge, ModelOpt, speculators and DeepSpec.
 
-The layouts differ in the names of the layers and in where the configuration has its fields.  What a
-head is made of is taken from its tensors:
+The layouts differ in the names of the layers and in where the configuration has its fields.  The
+components of a head are taken from its tensors:
 
     midlayer.* or layers.0.*      q, k and v read 2 E numbers: an embedding and a feature
     layers.1.* and further        ordinary decoder layers
@@ -73,7 +73,7 @@ _EXPECTED = {
 
 
 class Parts(NamedTuple):
-    """A head, read from its configuration and headers alone."""
+    """The components of a head, read only from its configuration and headers."""
 
     network: Eagle3Config
     prefixes: list[str]  # of the names of each layer
@@ -84,7 +84,7 @@ class Parts(NamedTuple):
 def read_parts(
     folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel | None
 ) -> Parts:
-    """What a folder holds.  Without a target its sizes are not checked.
+    """Reads the components of a folder.  Without a target its sizes are not checked.
 
     Raises:
       ValueError: settings that are not supported, or that do not fit the tensors or the target.
@@ -117,7 +117,7 @@ def read_parts(
         "fc_norm": any(name.startswith("fc_norm.") for name in tensors),
     }
     for name, seen in shown.items():
-        # A norm that is said to be there and is not is missing, which reading refuses by name.
+        # A norm of the configuration that has no tensor is refused by name when it is read.
         if seen and not _flag(folder, config, name):
             warnings.warn(
                 f"{folder}: config.json says {name}={config.get(name)}, and the tensors show "
@@ -138,7 +138,7 @@ def read_parts(
 def without_copies(
     folder: pathlib.Path, parts: Parts, tensors: Tensors, target: LanguageModel
 ) -> Parts:
-    """The parts, sharing the tables of the target that the folder repeats."""
+    """Returns the components, sharing the tables of the target that the folder repeats."""
     reduced = read_vocabulary(folder, tensors, target) is not None
     shares = tuple(
         part
@@ -157,7 +157,7 @@ def own_table(
     extra: tuple[Tensor, ...] = (),
     shapes: dict[tuple[str, ...], tuple[int, ...]] | None = None,
 ) -> Table:
-    """Where the head's own parameters are; `extra` rows and their `shapes` are read as well.
+    """Locates the head's own parameters; `extra` rows and their `shapes` are read as well.
 
     Raises:
       ValueError: tensors of another target.
@@ -188,7 +188,7 @@ def own_table(
 
 
 def proposal_depth(config: Config) -> int | None:
-    """The number of drafts that a configuration asks for, or None."""
+    """Returns the number of drafts that a configuration asks for, or None."""
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     for number in (methods[0].get("speculative_tokens"), config.get("ttt_length")):
         if type(number) is int and number >= 1:
@@ -197,7 +197,7 @@ def proposal_depth(config: Config) -> int | None:
 
 
 def packaging_of(config: Config) -> str:
-    """Whose layout a configuration has."""
+    """Names the project whose layout a configuration has."""
     if "speculators_model_type" in config:
         return "speculators"
     if is_model_opt(config):
@@ -208,7 +208,7 @@ def packaging_of(config: Config) -> str:
 
 
 def details_of(config: Config, parts: Parts, tensors: Tensors) -> tuple[str, ...]:
-    """Further lines of a description."""
+    """Returns further lines of a description."""
     c, network = parts.network.layers, parts.network
     switches = ("norm_before_residual", "norm_before_fc", "fc_norm", "feeds_normed")
     used = [name for name in switches if vars(network)[name]] + ["q/k norm"] * bool(c.qk_norm)
@@ -255,7 +255,7 @@ def _read(
 
 
 def _shape(config: Config, source: Source, target: LanguageModel) -> Proposer:
-    """The shape that the configuration asks for, or the authors' tree if the target reads trees."""
+    """Returns the configuration's shape, or the authors' tree if the target reads trees."""
     asked = proposal_depth(config)
     if asked is not None or not target.model.reads_trees:
         return Chain(source, asked or _DEPTH)
@@ -292,11 +292,11 @@ def _refuse_switches(folder: pathlib.Path, config: Config) -> None:
 
 
 def _feeds_normed(folder: pathlib.Path, config: Config) -> bool:
-    """`norm_output`: whether the state of a draft is fed back after the final norm.
+    """Returns `norm_output`: whether the state of a draft is fed back after the final norm.
 
-    So it is read by speculators, vLLM and SGLang, and by SpecForge since September 2026.  Before,
-    SpecForge's training read it as "apply the norm before the head's matrix", with the default
-    true, and always fed the state back before the norm.
+    It has this meaning in speculators, vLLM and SGLang, and in SpecForge since September 2026.
+    Before, SpecForge's training read it as "apply the norm before the head's matrix", with the
+    default true, and always fed the state back before the norm.
     """
     feeds = _flag(folder, config, "norm_output")
     forged = packaging_of(config) == _PLAIN
@@ -312,7 +312,7 @@ def _feeds_normed(folder: pathlib.Path, config: Config) -> bool:
 
 
 def _layers_of(config: Config, layers: TransformerConfig) -> Config:
-    """The stated sizes; speculators leaves out those that transformers' class has by default."""
+    """Returns the given sizes; speculators leaves out the defaults of transformers' class."""
     if "speculators_model_type" in config:
         return {"vocab_size": layers.vocab_size}
     return config

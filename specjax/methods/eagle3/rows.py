@@ -1,4 +1,4 @@
-"""The tensors of EAGLE-3 heads, by which they are read and written."""
+"""The table of an EAGLE-3 head's tensors, by which they are read and written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specjax.models import Tensor
 
 
 def network_rows(c: Eagle3Config, prefixes: list[str]) -> list[Tensor]:
-    """The table of the network's tensors, whose layers have names with these prefixes."""
+    """Returns the table of the network's tensors, whose layers have names with these prefixes."""
     rows = [
         *dense_rows("fc", ("network", "fc")),
         Tensor("norm.weight", ("network", "norm", "weight")),
@@ -35,17 +35,17 @@ def network_rows(c: Eagle3Config, prefixes: list[str]) -> list[Tensor]:
 
 
 def network_shapes(c: Eagle3Config) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """The shape of each parameter of the network."""
+    """Returns the shape of each parameter of the network."""
     return dict(_traced(c))
 
 
 @functools.lru_cache(maxsize=8)
 def _traced(c: Eagle3Config) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
-    """The shapes, which take a part of a second to trace."""
+    """Traces the shapes, which takes a fraction of a second."""
     flat = cast(dict[tuple[str, ...], jax.Array], flatten_dict(eagle3_shapes(c)))
     return tuple((("network", *path), leaf.shape) for path, leaf in flat.items())
 
 
 def mask_row(c: Eagle3Config) -> Tensor:
-    """P-EAGLE's hidden states of the target for a token that is not there yet, [1, 1, n E]."""
+    """Returns P-EAGLE's learned hidden states [1, 1, n E] for a token that is not known yet."""
     return Tensor("mask_hidden", ("mask_hidden",), shape=(1, 1, c.num_taps * c.target_size))

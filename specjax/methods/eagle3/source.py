@@ -35,7 +35,7 @@ class _Reading(NamedTuple):
 
 
 class EagleSource(PublishedSource):
-    """What EAGLE-3 and P-EAGLE share: a network that reads pairs of a feature and a token."""
+    """The base class of EAGLE-3 and P-EAGLE: a network that reads pairs of feature and token."""
 
     network: Eagle3Config
     taps: tuple[int, ...]
@@ -132,7 +132,7 @@ class Eagle3Source(Source, EagleSource):
         return reading._replace(cache=cache, nodes=fed), self._logits(params, _at(normed, at))
 
     def known(self, params: SharedParams, reading: _Reading, tokens: Array) -> Array:
-        """[B, N] bool: False for the pending token of a row without any feature."""
+        """Returns [B, N] bool: False for the pending token of a row without any feature."""
         return jnp.ones(tokens.shape, bool).at[:, 0].set(reading.readable)
 
     def end(
@@ -157,7 +157,7 @@ def check_taps(network: Eagle3Config, taps: tuple[int, ...]) -> None:
 
 
 def empty_state(prompt: Block, cache: KVCache, width: int) -> Eagle3State:
-    """The state before any token.
+    """Returns the state before any token.
 
     Args:
       prompt: with the shapes of the features.
@@ -176,7 +176,7 @@ def empty_state(prompt: Block, cache: KVCache, width: int) -> Eagle3State:
 def read_block(
     network: Eagle3Config, params: SharedParams, state: Eagle3State, block: Block
 ) -> Eagle3State:
-    """The state after more of a prompt: all its pairs read, but that of the token which follows.
+    """Returns the state after more of a prompt: all its pairs read, except that of the next token.
 
         read before    a   b|             b* is the feature of b, which waits for its token
         block           c   d   .         2 tokens count
@@ -189,7 +189,7 @@ def read_block(
     raw = jnp.concatenate([state.features[:, :1], features[:, :-1]], axis=1)
 
     def shifted(x: Array, start: Array) -> Array:
-        """[B, W, ...] from this index on; what lies behind the end does not count."""
+        """Returns [B, W, ...] from this index on; entries after the end are not used."""
         padded = jnp.pad(x, ((0, 0), (0, 1), *[(0, 0)] * (x.ndim - 2)))
         cut = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
         return cut(padded, start)
@@ -215,7 +215,7 @@ def read_block(
 
 
 def first_pairs(state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
-    """The state after the first `count` [B] tokens of a prompt; `last` [B, F] is their feature."""
+    """Returns the state after `count` [B] tokens of a prompt; `last` [B, F] is their feature."""
     cache = state.cache.truncate(jnp.maximum(count - 1, 0))
     if cache is None:
         return None
@@ -229,7 +229,7 @@ def first_pairs(state: Eagle3State, count: Array, last: Array | None) -> Eagle3S
 
 
 def observe_features(state: Eagle3State, block: Block) -> Eagle3State:
-    """The state with the tokens and features of `block` as its unread ones."""
+    """Returns the state with the tokens and features of `block` as its unread ones."""
     fresh, count = remember(state.fresh, block)
     width = min(fresh.shape[1], block.tokens.shape[1])
     features = state.features.at[:, :width].set(features_of(block)[:, :width])
@@ -237,7 +237,7 @@ def observe_features(state: Eagle3State, block: Block) -> Eagle3State:
 
 
 def fuse(network: Eagle3Config, params: SharedParams, cache: KVCache, features: Array) -> Array:
-    """[B, T, sum E] of the target -> [B, T, E] of the head that `cache` is of."""
+    """Fuses [B, T, sum E] of the target into [B, T, E] of the head that `cache` belongs to."""
     own, features = {"params": params.own["network"]}, by_row(features, cache)
     return cast(Array, Eagle3(network).apply(own, features, method="fuse"))
 
@@ -251,7 +251,7 @@ def read_pairs(
     depth: Array | None = None,
     mask: Array | None = None,
 ) -> tuple[Array, Array, KVCache]:
-    """Stage pairs of tokens [B, T] and features [B, T, E]; returns as `Eagle3.__call__`.
+    """Stages pairs of tokens [B, T] and features [B, T, E]; returns as `Eagle3.__call__`.
 
     Without `depth` [T] and `mask` the pairs are consecutive.
     """
@@ -264,17 +264,17 @@ def read_pairs(
 
 
 def logits_of(params: SharedParams, normed: Array, vocab_size: int) -> Array:
-    """[..., E] after the final norm -> float32 logits [..., V] on the target's vocabulary."""
+    """Maps states [..., E] after the final norm to float32 logits [..., V] of the target."""
     own: dict[str, Array] = params.own
     return draft_logits(normed, head_of(params), vocab_size, own.get("to_draft"))
 
 
 def features_of(block: Block) -> Array:
-    """The features of a block.  Its proposer named taps, so they are there."""
+    """Returns the features of a block, which exist since its proposer has taps."""
     assert block.features is not None
     return block.features
 
 
 def _at(x: Array, index: Array) -> Array:
-    """[B, N, E], [B, M] -> [B, M, E]"""
+    """Gathers x [B, N, E] at the indices [B, M]: [B, M, E]."""
     return jnp.take_along_axis(x, index[..., None], axis=1)

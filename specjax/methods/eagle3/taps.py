@@ -1,4 +1,4 @@
-"""Which layers of the target an EAGLE-3 head reads: the conventions of those who publish them.
+"""The layers of the target that an EAGLE-3 head reads, by the conventions of its publishers.
 
 Here tap 0 is the embedding, and tap i the output of the i-th layer, counted from 1.
 
@@ -18,14 +18,14 @@ from specjax.models import Config
 _OUTER, _INNER = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 
 _ADDED = {_INNER: 0, f"{_OUTER}.{_INNER}": 1, f"{_OUTER}.layer_ids": 0, "target_layer_ids": 1}
-"""What is added to the ids of a key."""
+"""The number that is added to the ids of a key."""
 
 
 def read_taps(folder: pathlib.Path, config: Config) -> tuple[int, ...] | None:
-    """The taps that a configuration names, in ascending order; None: it names none.
+    """Returns the taps that a configuration names, in ascending order; None: it names none.
 
     Raises:
-      ValueError: ids that are no list of distinct, ascending layers, or two keys that disagree.
+      ValueError: ids that are not a list of distinct, ascending layers, or two keys that disagree.
     """
     inner = config.get(_OUTER) or {}
     named = {**config, **{f"{_OUTER}.{name}": ids for name, ids in inner.items()}}
@@ -49,7 +49,7 @@ def read_taps(folder: pathlib.Path, config: Config) -> tuple[int, ...] | None:
 
 
 def write_taps(taps: tuple[int, ...], *, nested: bool) -> Config:
-    """The fields that name the taps: what vLLM and speculators read, and `nested` SGLang's, too."""
+    """Returns the fields of the taps for vLLM and speculators, with `nested` also for SGLang."""
     ids = {key: [tap - added for tap in taps] for key, added in _ADDED.items()}
     outer = {_OUTER: {"use_aux_hidden_state": True, _INNER: ids[f"{_OUTER}.{_INNER}"]}}
     return {_INNER: ids[_INNER], **(outer if nested else {})}
@@ -61,7 +61,7 @@ def is_model_opt(config: Config) -> bool:
 
 
 def default_taps(folder: pathlib.Path, num_layers: int) -> tuple[int, ...]:
-    """The taps of a head whose configuration names none.
+    """Returns the taps of a head whose configuration names none.
 
     Raises:
       ValueError: the target has too few layers for them.

@@ -1,4 +1,4 @@
-"""How EAGLE-3 heads are written; what P-EAGLE heads share with them is public.
+"""Writes EAGLE-3 heads; the functions that P-EAGLE heads share are public.
 
 official      one layer `midlayer.*`    the authors, SpecForge, SGLang, vLLM
 speculators   layers `layers.{i}.*`     speculators, vLLM
@@ -27,13 +27,13 @@ _TAPS = 3  # of the layouts whose code has a fixed number
 
 
 def source_of(drafter: PublishedDrafter) -> EagleSource:
-    """The source of a drafter of one of both methods."""
+    """Returns the source of a drafter of one of both methods."""
     assert isinstance(drafter.source, EagleSource)  # `Format.makes`
     return drafter.source
 
 
 def faults(drafter: PublishedDrafter, found: dict[str, bool]) -> list[str]:
-    """What no layout can hold, and the words in `found` that are true."""
+    """Lists the properties that no layout can hold, and the keys of `found` that are true."""
     layers, taps = source_of(drafter).network.layers, source_of(drafter).taps
     windows = ["has layers with windows"] if layers.windows else []
     normed = "reads the target's last state after the final norm"
@@ -43,7 +43,7 @@ def faults(drafter: PublishedDrafter, found: dict[str, bool]) -> list[str]:
 
 
 def flat_faults(c: Eagle3Config) -> dict[str, bool]:
-    """What the authors' configuration cannot say of a network, and whether it is so."""
+    """Returns the properties that the authors' configuration lacks, and whether each holds."""
     biases = c.layers.qkv_bias or c.layers.out_bias or c.layers.mlp_bias
     return {
         f"reads {c.num_taps} layers of the target instead of {_TAPS}": c.num_taps != _TAPS,
@@ -63,7 +63,7 @@ def _official_faults(drafter: PublishedDrafter, target: LanguageModel) -> list[s
 
 
 def speculators_faults(drafter: PublishedDrafter, target: LanguageModel) -> list[str]:
-    """What the package speculators cannot hold."""
+    """Lists the properties that the package speculators cannot hold."""
     c = source_of(drafter).network
     sizes = c.layers.hidden_size, c.target_size
     found = {
@@ -75,7 +75,7 @@ def speculators_faults(drafter: PublishedDrafter, target: LanguageModel) -> list
 
 
 def flat_config(drafter: PublishedDrafter, architecture: str) -> Config:
-    """The configuration of the authors and of SpecForge."""
+    """Returns the configuration of the authors and of SpecForge."""
     source = source_of(drafter)
     c, config = source.network, {"architectures": [architecture]}
     config |= write_layers(c.layers, source.vocab_size)
@@ -98,7 +98,7 @@ def _official(drafter: PublishedDrafter, target: LanguageModel) -> Export:
 def stacked(
     drafter: PublishedDrafter, target: LanguageModel, config: Config, more: tuple[Tensor, ...] = ()
 ) -> Export:
-    """Layers that are numbered, both tables, and `more` rows of the width of all features."""
+    """Returns the rows of numbered layers, both tables, and `more` rows as wide as all features."""
     c = source_of(drafter).network
     rows = network_rows(c, [f"layers.{i}." for i in range(c.layers.num_layers)])
     shapes = network_shapes(c)
@@ -114,7 +114,7 @@ def stacked(
 def speculators_fields(
     drafter: PublishedDrafter, target: LanguageModel, kind: str, depth: int, fields: Config
 ) -> Config:
-    """The configuration of the package speculators, with the fields of a method first."""
+    """Returns the configuration of the package speculators, with the fields of a method first."""
     source = source_of(drafter)
     c = source.network
     fields = {

@@ -23,7 +23,7 @@ from specjax.proposers import ChoiceTree
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class MedusaAdapter(Drafter):
-    """Heads with their weights: what `load_medusa` returns, and `generate` takes as `drafter=`."""
+    """Medusa heads with their weights, from `load_medusa`, for `generate(drafter=...)`."""
 
     proposer: ChoiceTree = dataclasses.field(init=False)
     heads: MedusaHeads
@@ -44,7 +44,7 @@ class MedusaAdapter(Drafter):
         own_heads: bool = False,
         name: str = "new",
     ) -> MedusaAdapter:
-        """Untrained heads for a target: each predicts what the target's own head predicts."""
+        """Makes untrained heads for a target: each predicts what the target's own head predicts."""
         matrix = head_matrix(target.params)
         cap = None if own_heads else target.model.module.config.logit_softcap
         size, vocab = matrix.shape
@@ -71,7 +71,7 @@ class MedusaAdapter(Drafter):
 
     @functools.cached_property
     def bank(self) -> MedusaBank:
-        """A bank with this adapter alone."""
+        """Returns a bank that holds only this adapter."""
         return MedusaBank.create({self.name: self})
 
     def check(self, target: LanguageModel) -> None:
@@ -152,7 +152,7 @@ class MedusaBank(Drafter):
         capacity: int | None = None,
         choices: Sequence[Sequence[int]] | None = None,
     ) -> MedusaBank:
-        """A bank with room for `capacity` adapters, by default for those given.
+        """Makes a bank with space for `capacity` adapters, by default for those given.
 
         Args:
           adapters: at least one.
@@ -186,7 +186,7 @@ class MedusaBank(Drafter):
         return len(jax.tree.leaves(self.params)[0])
 
     def add(self, name: str, adapter: MedusaAdapter) -> MedusaBank:
-        """A bank with one more adapter.  Programs that decode are not compiled again.
+        """Returns a bank with one more adapter.  Programs that decode are not compiled again.
 
         Raises:
           ValueError: a name that is taken, no free slot, or an adapter of other sizes or for
@@ -229,7 +229,7 @@ class MedusaBank(Drafter):
             adapter.check(target)
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        """As `Drafter.for_rows`; for a row whose adapter is None, decoding is plain.
+        """Returns the parameters as `Drafter.for_rows`; rows whose adapter is None decode plainly.
 
         Raises:
           ValueError: an unknown name, another number of names than rows, no name although the bank
@@ -247,7 +247,7 @@ def _arrays(bank: MedusaBank, target: LanguageModel, slots: list[int]) -> Medusa
 
 
 def _slots(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
-    """The slot of each row's adapter, -1 for None.  A single adapter is the default.
+    """Returns the slot of each row's adapter, -1 for None.  A single adapter is the default.
 
     Raises:
       ValueError: an unknown name, or no name although there are several adapters.

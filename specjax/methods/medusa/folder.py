@@ -56,11 +56,14 @@ class _Config(TypedDict):
 
 
 def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapter:
-    """Read the heads in a folder, in the dtype of the target's weights.
+    """Reads the heads in a folder, in the dtype of the target's weights.
 
     Raises:
-      ValueError: with everything that does not fit the configuration or the target, and the fix.
+      ValueError: with every mismatch with the configuration or the target, and the fix.
       FileNotFoundError: there is no such folder, or it lacks a file.
+
+    Example:
+      >>> specjax.generate(target, prompt, drafter=load_medusa("heads", target))
     """
     if not isinstance(target, LanguageModel):
         raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
@@ -110,7 +113,7 @@ def _load(folder: pathlib.Path, target: LanguageModel) -> MedusaAdapter:
 def save_medusa(
     folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, dtype: DTypeLike | None = None
 ) -> None:
-    """Write heads.  Of several processes only the first writes, but all must call.
+    """Writes heads.  Of several processes only the first writes, but all must call.
 
     Args:
       folder: created if needed; files of these names in it are replaced.
@@ -143,7 +146,7 @@ def save_medusa(
 
 
 def _tensors(heads: MedusaHeads) -> dict[str, tuple[str, tuple[int, ...], bool]]:
-    """Name of a tensor -> parameter, index into it, and whether it is stored transposed."""
+    """Maps the name of each tensor to its parameter, an index, and whether it is transposed."""
     tensors: dict[str, tuple[str, tuple[int, ...], bool]] = {}
     for head in range(heads.num_heads):
         for layer in range(heads.num_layers):
@@ -205,7 +208,7 @@ def _read_config(path: pathlib.Path) -> _Config:
 
 
 def _stored(folder: pathlib.Path, config: _Config, own: bool) -> dict[str, Stored]:
-    """The tensors of a folder by name, of which there are as many as the configuration says."""
+    """Returns the tensors of a folder by name, as many as the configuration names."""
     path = folder / _WEIGHTS
     if not path.exists():
         if list(folder.glob("*.pt")):

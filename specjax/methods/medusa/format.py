@@ -1,4 +1,4 @@
-"""Medusa heads, in the format of the authors' code."""
+"""Declares the format of Medusa heads in the authors' code."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from specjax.types import Arrays
 
 
 class MedusaHeads(nn.Module):
-    """Head k (from 0) predicts the token at t + 2 + k from the hidden state of the token at t.
+    """Medusa heads: head k (from 0) predicts token t + 2 + k from the hidden state of token t.
 
         block(x) = x + silu(W x + b),    prediction = softmax(H block(... block(x)))
 
@@ -80,7 +80,7 @@ class MedusaHeads(nn.Module):
 
 
 def medusa_hidden(heads: MedusaHeads, params: Arrays, hidden: Array) -> Array:
-    """Apply the heads to hidden states [..., E].
+    """Applies the heads to hidden states [..., E].
 
     Returns:
       Their hidden states [..., K, E] before the target's head, or with `own_heads` their logits
@@ -90,7 +90,7 @@ def medusa_hidden(heads: MedusaHeads, params: Arrays, hidden: Array) -> Array:
 
 
 def medusa_logits(heads: MedusaHeads, outputs: Array, target_head: Array | None) -> Array:
-    """The output of `medusa_hidden` as float32 logits [..., K, V]; `target_head` is [E, V].
+    """Returns `medusa_hidden` as float32 logits [..., K, V]; `target_head` is [E, V].
 
     With `own_heads`, `target_head` is not used and may be None.
     """
@@ -104,7 +104,7 @@ def medusa_logits(heads: MedusaHeads, outputs: Array, target_head: Array | None)
 
 
 def initial_medusa(heads: MedusaHeads, target_head: Array) -> dict[str, Array]:
-    """Initial parameters: every head predicts what the target's head [E, V] predicts."""
+    """Makes initial parameters: every head predicts what the target's head [E, V] predicts."""
     shape = (heads.num_layers, heads.num_heads, heads.hidden_size)
     params = {
         "kernel": jnp.zeros((*shape, heads.hidden_size), target_head.dtype),

@@ -1,4 +1,4 @@
-"""The ranks of tokens among the predictions of Medusa heads, from which trees are chosen."""
+"""Measures the ranks of tokens among the predictions of Medusa heads, to choose trees from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measure_ranks(
     target_head: Array | None,
     tokens: ArrayLike,
 ) -> np.ndarray:
-    """The rank of the next tokens among the predictions of each head, at every position of a text.
+    """Ranks the next tokens among the predictions of each head, at every position of a text.
 
     Args:
       model, params: the target.

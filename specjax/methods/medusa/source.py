@@ -39,7 +39,7 @@ class MedusaState:
 
 @dataclasses.dataclass(frozen=True)
 class MedusaSource(BlockSource):
-    """Head k (from 0) predicts the token k + 1 positions after the pending one.
+    """Medusa heads as a source: head k (from 0) predicts the token k + 1 after the pending one.
 
     The input of all heads is the target's last hidden state at the token before the pending one.
     They do not condition on each other's drafts, so all nodes of a depth share a distribution.
@@ -112,7 +112,7 @@ class MedusaSource(BlockSource):
 
 
 def Medusa(heads: MedusaHeads, choices: Choices | Sequence[Sequence[int]] = ()) -> ChoiceTree:
-    """A tree of choices from Medusa heads: `ChoiceTree(MedusaSource(heads), choices)`."""
+    """Drafts a tree of choices with Medusa heads: `ChoiceTree(MedusaSource(heads), choices)`."""
     if not isinstance(heads, MedusaHeads):
         raise ValueError(f"heads={shown(heads)}; pass specjax.models.MedusaHeads")
     paths = [None] if items(choices) is None else list(map(items, items(choices) or ()))

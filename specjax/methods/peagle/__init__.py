@@ -1,4 +1,4 @@
-"""P-EAGLE: source, the folders that it is published in, and its learner."""
+"""P-EAGLE: its source, published folders and learner."""
 
 from specjax.methods.peagle.reader import PEAGLE
 from specjax.methods.peagle.source import PEagleSource

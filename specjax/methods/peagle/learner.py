@@ -1,4 +1,4 @@
-"""P-EAGLE heads: the drafts of all depths are learned in one pass.
+"""Trains P-EAGLE heads: the drafts of all depths are learned in one pass.
 
 Reference: the P-EAGLE models of speculators and of SpecForge.  They drop more anchors at later
 depths; here all depths have the anchors of the step.
@@ -30,7 +30,7 @@ from specjax.training.drafters.sizes import Sizes, owns_head
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PEagleLearner(Learner):
-    """After the pairs of a text, each anchor has a branch of mask pairs, one for each depth."""
+    """Trains a head: after the pairs of a text, each anchor has a branch of mask pairs by depth."""
 
     source: PEagleSource
 
@@ -70,7 +70,7 @@ class PEagleLearner(Learner):
 def plan_peagle(
     options: Sizes, target: TransformerConfig, taps: tuple[int, ...], mask_token: int
 ) -> Learner:
-    """The learner of a new P-EAGLE head; see `specjax.training.drafters.plan`."""
+    """Plans the learner of a new P-EAGLE head; see `specjax.training.drafters.plan`."""
     network = network_like(options, target, taps, 2)
     return PEagleLearner(
         source=PEagleSource(network, target.vocab_size, mask_token, options.num_drafts, taps),

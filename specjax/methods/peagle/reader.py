@@ -1,7 +1,7 @@
-"""P-EAGLE heads, in the layouts of speculators and SpecForge.
+"""Reads P-EAGLE heads, in the layouts of speculators and SpecForge.
 
-The tensors are those of an EAGLE-3 head, and `mask_hidden` [1, 1, n E]: the hidden states of the
-target that stand for those of a token which is not there yet.
+The tensors are those of an EAGLE-3 head, and `mask_hidden` [1, 1, n E]: learned hidden states in
+place of the target's, for a token that is not known yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from specjax.parallel import Rules
 from specjax.proposers import ChoiceTree
 
 _DEPTH = 8
-"""The depths that both projects train by default."""
+"""The depth, in drafts, that both projects train by default."""
 
 _MASK = "mask_hidden"
 

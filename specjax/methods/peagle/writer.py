@@ -1,4 +1,4 @@
-"""How P-EAGLE heads are written.
+"""Writes P-EAGLE heads.
 
 specforge     layers `layers.{i}.*`     SpecForge, with the fields of EAGLE-3's "official"
 speculators   layers `layers.{i}.*`     speculators, vLLM

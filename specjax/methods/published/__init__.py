@@ -1,4 +1,4 @@
-"""What the formats of published drafters share: tables, layers, sizes, reading and placing."""
+"""The common functions of published formats: tables, layers, sizes, reading and placing."""
 
 from specjax.methods.published.drafter import PublishedDrafter, Sizes, own_shardings, sizes_of
 from specjax.methods.published.format import Description, Export, Format, Layout, Tensors, folder_of

@@ -16,12 +16,12 @@ from specjax.models import Int8, LanguageModel, LinenModel, Transformer
 from specjax.parallel import RULES, Rules, described, mesh_of, named_shardings, put
 
 Sizes = tuple[int, int, int]
-"""Hidden size, vocabulary and layers of a target."""
+"""The hidden size, the vocabulary size and the number of layers of a target."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PublishedDrafter(Drafter):
-    """What `load_drafter` returns for sources that read hidden states of the target.
+    """The drafter that `load_drafter` returns for sources that read hidden states of the target.
 
     `params` are the drafter's own parameters.  It uses the target's embedding and head where the
     folder has none, and does not copy them.  On the target's mesh its parameters are split by
@@ -36,7 +36,7 @@ class PublishedDrafter(Drafter):
     def check(self, target: LanguageModel) -> None:
         """Raises ValueError if the target has other sizes than the one that it was loaded for.
 
-        So does a target in int8 whose head would be used, and a target on another mesh.
+        A target in int8 whose head would be used, or a target on another mesh, is refused as well.
         """
         theirs = sizes_of(target, self.name)
         if theirs != self.sizes:
@@ -71,7 +71,7 @@ class PublishedDrafter(Drafter):
         return make
 
     def _own_on(self, mesh: Mesh | None) -> Arrays:
-        """The drafter's own parameters on a mesh; None leaves them where they are."""
+        """Returns the drafter's own parameters on a mesh; None leaves them where they are."""
         if mesh is None or mesh_of(self.params) == mesh:
             return self.params
         try:
@@ -85,7 +85,7 @@ class PublishedDrafter(Drafter):
 
 
 def own_shardings(source: PublishedSource, own: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
-    """A tree of `NamedSharding` like a drafter's own parameters, which are arrays or shapes.
+    """Returns a tree of `NamedSharding` like a drafter's own parameters (arrays or shapes).
 
     Raises:
       ValueError: a dimension that the mesh does not divide, as for a target.
@@ -99,7 +99,7 @@ def own_shardings(source: PublishedSource, own: Arrays, mesh: Mesh, rules: Rules
 
 
 def sizes_of(target: LanguageModel, name: str) -> Sizes:
-    """The sizes that a drafter depends on.
+    """Returns the sizes that a drafter depends on.
 
     Raises:
       ValueError: the target is not a specjax Transformer; the message names the drafter.

@@ -1,4 +1,4 @@
-"""What a format of drafters declares: how to recognise, describe, read and write a folder."""
+"""`Format`: the declaration of how to recognise, describe, read and write folders of drafters."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Tensors = dict[str, Stored]
 
 
 def folder_of(tensors: Tensors) -> pathlib.Path:
-    """The folder that the tensors are in."""
+    """Returns the folder that the tensors are in."""
     return next(iter(tensors.values())).file.parent
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What a folder of a drafter says about itself, from its configuration and headers alone."""
+    """The description of a drafter's folder, from only its configuration and headers."""
 
     method: str  # such as "EAGLE-3"
     packaging: str  # whose layout of the configuration and of the names
@@ -40,7 +40,7 @@ class Description:
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """A drafter as a folder holds it."""
+    """The contents of a drafter's folder that is to be written."""
 
     config: Config  # of config.json
     rows: list[Tensor]  # of the file, in the same table that reading uses
@@ -51,7 +51,7 @@ class Export:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a project writes drafters of a format."""
+    """The declaration of how a project writes drafters of a format."""
 
     # What it cannot hold of a drafter for this target, in words that go on "the drafter ...".
     faults: Callable[[PublishedDrafter, LanguageModel], list[str]]
@@ -60,7 +60,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How folders of one method are recognised, described, read and written."""
+    """The declaration of how folders of one method are recognised, described, read and written."""
 
     # By the tensors, also where any one of them is missing, so that reading can name it.  The
     # configuration only decides where the tensors leave it open.

@@ -1,4 +1,4 @@
-"""The decoder layers of a drafter: their configuration, and the names of their tensors."""
+"""Reads and writes the configuration of a drafter's decoder layers, and names their tensors."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def read_layers(
     prefixes: list[str],
     windows_like: str | None = None,
 ) -> TransformerConfig:
-    """The configuration of a drafter's decoder layers.
+    """Reads the configuration of a drafter's decoder layers.
 
-    What the tensors show (the number of layers, biases, norms of queries and keys) is taken from
-    them, and a configuration that says otherwise gives a warning.  One tensor of a part is enough:
-    what is missing of the part is refused by name when the tensors are read.
+    The number of layers, biases and norms of queries and keys are taken from the tensors, and a
+    configuration that contradicts them gives a warning.  One tensor of a component is enough: its
+    missing tensors are refused by name when the tensors are read.
 
     Args:
       folder: for messages.
@@ -98,12 +98,12 @@ def read_layers(
 
 
 def _read_windows(kind: str, plain: Config, config: Config) -> tuple[int | None, ...]:
-    """The window of each layer, as transformers' class of this model_type has it.
+    """Returns the window of each layer, as transformers' class of this model_type has it.
 
     Args:
       kind: the model_type.
       plain: the fields without those of windows.
-      config: as it is written, where null and a missing field are not the same.
+      config: as it is in the file, where null and a missing field are not the same.
     """
     fields = {name: config[name] for name in _WINDOWS if name in config}
     kinds, window = fields.pop("layer_types", None), fields.get("sliding_window")
@@ -133,7 +133,7 @@ def _read_windows(kind: str, plain: Config, config: Config) -> tuple[int | None,
 
 
 def window_lines(layers: TransformerConfig, anchored: bool = False) -> tuple[str, ...]:
-    """A line of a description that names the layers with windows, or none.
+    """Returns a line of a description that names the layers with windows, or none.
 
     Args:
       layers: of the drafter.
@@ -151,7 +151,7 @@ def window_lines(layers: TransformerConfig, anchored: bool = False) -> tuple[str
 
 
 def write_layers(layers: TransformerConfig, vocab_size: int) -> Config:
-    """The configuration of a drafter's decoder layers, which `read_layers` reads.
+    """Returns the configuration of a drafter's decoder layers, which `read_layers` reads.
 
     Args:
       layers: of the drafter.
@@ -161,7 +161,7 @@ def write_layers(layers: TransformerConfig, vocab_size: int) -> Config:
 
 
 def unwritable(layers: TransformerConfig) -> list[str]:
-    """The settings that no configuration of `read_layers` has, in words."""
+    """Names the settings that no configuration of `read_layers` has."""
     if layers.rope is None or layers.ropes:
         return ["has layers without a rope, or with several"]
     if layers.qk_norm == "whole":
@@ -177,21 +177,21 @@ def unwritable(layers: TransformerConfig) -> list[str]:
 
 
 def _kind(layers: TransformerConfig) -> str:
-    """The model_type whose layers these are."""
+    """Returns the model_type whose layers these are."""
     if layers.qk_norm is not None:
         return "qwen3"
     return "qwen2" if layers.qkv_bias and not layers.out_bias else "llama"
 
 
 def _plain(layers: TransformerConfig, vocab_size: int) -> TransformerConfig:
-    """The layers by their model_type; a drafter's head is never its embedding."""
+    """Returns the layers by their model_type; a drafter's head is never its embedding."""
     return dataclasses.replace(
         layers, family=_kind(layers), vocab_size=vocab_size, tied_embeddings=False
     )
 
 
 def layer_prefixes(tensors: Tensors) -> list[str]:
-    """The prefix of the tensor names of each layer: `midlayer.`, `midlayer.{i}.` or `layers.{i}.`.
+    """Returns the prefix of each layer's tensors: `midlayer.`, `midlayer.{i}.` or `layers.{i}.`.
 
     Returns [] if there is no layer.
     """
@@ -224,7 +224,7 @@ def reads_pairs(tensors: Tensors) -> bool:
 
 
 def layer_rows(config: TransformerConfig, prefix: str, path: tuple[str, ...]) -> list[Tensor]:
-    """The rows of a layer's attention and MLP, and of the norm between them."""
+    """Returns the rows of a layer's attention and MLP, and of the norm between them."""
     rows = [
         Tensor(f"{prefix}post_attention_layernorm.weight", (*path, "mlp_norm", "weight")),
     ]
@@ -240,6 +240,6 @@ def layer_rows(config: TransformerConfig, prefix: str, path: tuple[str, ...]) ->
 
 
 def dense_rows(name: str, path: tuple[str, ...], bias: bool = False) -> list[Tensor]:
-    """The rows of a `torch.nn.Linear`."""
+    """Returns the rows of a `torch.nn.Linear`."""
     weight = Tensor(f"{name}.weight", (*path, "kernel"), transpose=True)
     return [weight, Tensor(f"{name}.bias", (*path, "bias"))] if bias else [weight]

@@ -1,4 +1,4 @@
-"""Reads a drafter's own parameters in the dtype of its target, and onto the target's mesh."""
+"""Reads a drafter's own parameters in the dtype of its target, onto the target's mesh."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specjax.types import Arrays
 
 
 class Table(NamedTuple):
-    """Where a drafter's own parameters are in a folder."""
+    """The location of a drafter's own parameters in a folder."""
 
     rows: list[Tensor]
     shapes: dict[tuple[str, ...], tuple[int, ...]]  # of each parameter
@@ -39,7 +39,7 @@ def read_placed(
     target: LanguageModel,
     rules: Rules,
 ) -> Arrays:
-    """The parameters of a source, each device with its own part.
+    """Reads the parameters of a source, on each device its own shard.
 
     Args:
       folder: for messages.

@@ -25,9 +25,9 @@ _PIECE = 4096  # rows of a table that are compared at a time
 
 
 def repeats(stored: Stored, part: str, target: LanguageModel) -> bool:
-    """Does a file hold the target's "embedding" or "head", in the dtype of the target?
+    """Returns whether a file holds the target's "embedding" or "head", in the dtype of the target.
 
-    Of a target without weights it is not known, and the answer is no.
+    For a target without weights it is unknown, and the result is False.
     """
     if without_weights(target):
         return False
@@ -51,7 +51,7 @@ def is_reduced(drafter: PublishedDrafter) -> bool:
 
 
 def num_units(drafter: PublishedDrafter) -> int:
-    """The rows that its head has in a file."""
+    """Returns the number of rows that its head has in a file."""
     if "head" in drafter.shares:
         return drafter.sizes[1]
     head = drafter.params["head"]
@@ -59,7 +59,7 @@ def num_units(drafter: PublishedDrafter) -> int:
 
 
 def table_faults(drafter: PublishedDrafter) -> list[str]:
-    """What no layout can hold of a drafter's tables, as in `Layout.faults`."""
+    """Lists the properties of a drafter's tables that no layout can hold, as in `Layout.faults`."""
     size, units, faults = drafter.sizes[1], num_units(drafter), []
     if "embedding" not in drafter.shares and len(drafter.params["embedding"]) != size:
         rows = len(drafter.params["embedding"])
@@ -71,7 +71,7 @@ def table_faults(drafter: PublishedDrafter) -> list[str]:
 
 
 def own_faults(drafter: PublishedDrafter) -> list[str]:
-    """What a layout without tables cannot hold."""
+    """Lists the tables of a drafter that a layout without tables cannot hold."""
     words = {"embedding": "has an embedding of its own", "head": "has a head of its own"}
     return [words[part] for part in TABLES if part not in drafter.shares]
 
@@ -85,7 +85,7 @@ def with_tables(
     repeats: tuple[str, ...] = (),
     maps: bool = False,
 ) -> Export:
-    """An export with the tables of its drafter.
+    """Returns an export with the tables of its drafter.
 
     Args:
       export: without tables.

@@ -1,4 +1,4 @@
-"""`PublishedSource`: what the sources of published drafters say of their own parameters."""
+"""`PublishedSource`: the base class of published drafters' sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PublishedSource(abc.ABC):
 
     @abc.abstractmethod
     def axes(self) -> dict[str, Arrays]:
-        """The logical axes of the network's parameters, by their names in `SharedParams.own`.
+        """Returns the logical axes of the network's parameters, by name in `SharedParams.own`.
 
         Returns:
           Trees of `PartitionSpec`, for `specjax.parallel.named_shardings`.  Those of the embedding

@@ -11,7 +11,7 @@ _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def on_hub(target: LanguageModel) -> str | None:
-    """The target's name on the Hub, or None if its name is that of a folder."""
+    """Returns the target's name on the Hub, or None if its name is that of a folder."""
     return target.name if _ON_HUB.fullmatch(target.name) else None
 
 
@@ -23,7 +23,7 @@ def speculators_config(
     fields: Config,
     verifier: str | None,
 ) -> Config:
-    """The configuration of a folder in this layout.
+    """Returns the configuration of a folder in this layout.
 
     Args:
       kind: the name of the method.
@@ -31,8 +31,8 @@ def speculators_config(
       num_drafts: of a step.
       layers: the configuration of the decoder layers.
       fields: of the method.
-      verifier: the target's folder or name on the Hub, from which the package takes what it needs
-        of the target; None: it takes nothing.
+      verifier: the target's folder or name on the Hub, from which the package loads what it needs
+        of the target; None: it loads nothing.
     """
     method = {
         "proposal_type": "greedy",

@@ -1,4 +1,4 @@
-"""What a drafter has from its target: parameters that it uses without a copy, and features."""
+"""The embedding, head and features that a drafter uses from its target without a copy."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class SharedParams:
 
 
 def embedding_of(params: SharedParams) -> Array:
-    """The table [V, E] of token embeddings: the drafter's own `embedding`, or the target's."""
+    """Returns the table [V, E] of embeddings: the drafter's own `embedding`, or the target's."""
     return (params.own if "embedding" in params.own else params.target)["embedding"]
 
 
 def head_of(params: SharedParams) -> Array:
-    """The output matrix [E, V]: the drafter's own `head`, or the target's."""
+    """Returns the output matrix [E, V]: the drafter's own `head`, or the target's."""
     return head_matrix(params.own if "head" in params.own else params.target)
 
 
 def by_row(features: Array, cache: KVCache | BranchCache) -> Array:
-    """`features` [B, T, F], split by row alone if `cache` is on a mesh.
+    """Returns `features` [B, T, F] split only by row, if `cache` is on a mesh.
 
     The matrix that reads them is split by F.  XLA would split the features likewise, and with them
-    the target's hidden states, which every norm of the target needs whole.
+    the target's hidden states, which every norm of the target needs unsplit.
     """
     if cache.sharding is None:
         return features

@@ -1,4 +1,4 @@
-"""Whether a folder of a drafter is for a target of these sizes."""
+"""Checks that a folder of a drafter is for a target of these sizes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specjax.methods.published.vocabulary import used_tokens
 from specjax.models import Config, LanguageModel
 
 _PADDING = 0.02
-"""The greatest part of a vocabulary by which publishers pad it; it is 0.9 % in GPT-NeoX."""
+"""The greatest share of a vocabulary by which publishers pad it; it is 0.9 % in GPT-NeoX."""
 
 
 def check_target(
     folder: pathlib.Path, config: Config, layers: Config, target: LanguageModel
 ) -> None:
-    """Check the sizes of the target that a configuration states.
+    """Checks the sizes of the target that a configuration states.
 
     Args:
       folder: for messages.
@@ -76,7 +76,7 @@ def check_width(
 
     Args:
       folder: for messages.
-      shares: of the target's "embedding" and "head", those that the drafter uses.
+      shares: the tables among the target's "embedding" and "head" that the drafter uses.
       size: the hidden size of the drafter.
       target: that the drafter is loaded for.
     """

@@ -1,4 +1,4 @@
-"""Reduced vocabularies of drafters: which tokens of the target a drafter can propose."""
+"""Reads and writes reduced vocabularies: the tokens of the target that a drafter can propose."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from specjax.types import ABSENT
 def read_vocabulary(
     folder: pathlib.Path, tensors: Tensors, target: LanguageModel
 ) -> np.ndarray | None:
-    """[V] int32: the drafter's token for each of the target's, or ABSENT; None: they are the same.
+    """Returns [V] int32, the drafter's token of each target token, or ABSENT; None: the same.
 
     `d2t` [Vd] holds offsets: the drafter's token i is the target's token i + d2t[i].
 
     Args:
       folder: for messages.
       tensors: `d2t`, and perhaps `t2d` [V], which says for each token whether it is in the table.
-      target: if it has no weights, no table is read either, and what is returned is only right in
-        being None or not.
+      target: if it has no weights, no table is read either, and only whether the result is None is
+        right.
 
     Raises:
-      ValueError: a table that cannot be meant; the message names it.
+      ValueError: an invalid table; the message names it.
     """
     vocab_size = target.model.vocab_size
     if without_weights(target):
@@ -69,12 +69,12 @@ def read_vocabulary(
 
 
 def without_weights(target: LanguageModel) -> bool:
-    """Returns whether a target is described by the shapes of its parameters alone."""
+    """Returns whether a target is described only by the shapes of its parameters."""
     return isinstance(target.params["embedding"], jax.ShapeDtypeStruct)
 
 
 def write_vocabulary(to_draft: np.ndarray | None, rows: int, units: int) -> dict[str, np.ndarray]:
-    """The tables `d2t` [units] int64 and `t2d` [rows] bool.
+    """Returns the tables `d2t` [units] int64 and `t2d` [rows] bool.
 
     Args:
       to_draft: as `read_vocabulary` returns it.
@@ -117,7 +117,7 @@ def check_rows(
 
 
 def used_tokens(target: LanguageModel) -> int:
-    """The tokens of a target; the other rows of its tables are padding."""
+    """Returns the tokens of a target; the other rows of its tables are padding."""
     words = target.tokenizer
     if words is None:
         return target.model.vocab_size
@@ -125,7 +125,7 @@ def used_tokens(target: LanguageModel) -> int:
 
 
 def _whole(folder: pathlib.Path, name: str, stored: Stored) -> np.ndarray:
-    """A table of whole numbers or flags [N]."""
+    """Returns a table of whole numbers or flags [N]."""
     if stored.kind not in WHOLE or len(stored.shape) != 1:
         raise ValueError(
             f"{folder}: {name} is a {stored.kind} of shape {list(stored.shape)}; it must be a "

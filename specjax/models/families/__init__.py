@@ -1,4 +1,4 @@
-"""Families of checkpoints: how to read the configuration of each, and its tensor names."""
+"""Families of checkpoints: the reader of each configuration, and its tensor names."""
 
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_fields
@@ -30,7 +30,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
 }
-"""`model_type` in config.json -> the family."""
+"""The family of each `model_type` in config.json."""
 
 __all__ = [
     "FAMILIES",

@@ -1,4 +1,4 @@
-"""What a family of checkpoints declares: how to read its configuration, and its tensor names."""
+"""`Family`: declares the reader of a family's configurations, and its tensor names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Config = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a Hugging Face file, or a part of one, and where it goes.
+    """A tensor of a Hugging Face file, or a slice of one, and the parameter that it fills.
 
     Reading takes `stored.reshape(view)[index]` and gives it the shape of the parameter (of
     `parameter[at]` if `at` is given, and of its transpose if `transpose` is set).  Writing is the

@@ -1,4 +1,4 @@
-"""Fields of a Hugging Face configuration that several families read, check and write alike."""
+"""Reads, checks and writes the fields of a configuration that several families share."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ _SIZES = {
     "sliding_window_pattern": "num_layers",
     "_sliding_window_pattern": "num_layers",
 }
-"""Fields of all families that are whole numbers of at least 1, and the size in ours with the same
-greatest value."""
+"""Fields that are whole numbers of at least 1, and our size with the same greatest value."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (dict,)),
@@ -59,12 +58,12 @@ _PER_LAYER: dict[str, tuple[type, ...]] = {"layer_types": (str,), "no_rope_layer
 
 
 def check_fields(config: Config) -> None:
-    """Check what the families read before they compute with it: sizes, names and lists.
+    """Checks the fields that the families read before they compute: sizes, names and lists.
 
     Null and a missing field are left to the families.
 
     Raises:
-      ValueError: a field of another type than it must have, or beyond its greatest value.
+      ValueError: a field of another type than it must have, or above its greatest value.
     """
     for name, ours in _SIZES.items():
         if config.get(name) is not None:
@@ -109,7 +108,7 @@ def _written(kinds: tuple[type, ...]) -> str:
 
 
 def given(config: Config, name: str, default: object) -> Any:
-    """A field, or `default` if it is missing or null."""
+    """Returns a field, or `default` if it is missing or null."""
     return default if config.get(name) is None else config[name]
 
 
@@ -126,10 +125,10 @@ def check_sizes(config: Config, *names: str, optional: tuple[str, ...] = ()) -> 
 
 
 def flag(config: Config, name: str, default: bool) -> bool:
-    """A boolean field.
+    """Returns a boolean field.
 
-    Null says nothing, like a missing field, unless the default is true: transformers read a null
-    there as false for years, and now refuses it.
+    Null counts as missing, unless the default is true: transformers read a null there as false for
+    years, and now refuses it.
 
     Raises ValueError for another value: Python would take the string "false" for true.
     """
@@ -149,7 +148,7 @@ def number(
     least: float | None = None,
     most: float = _GREATEST,
 ) -> float:
-    """A number above `above` (or of at least `least`, if that is given) and of at most `most`.
+    """Returns a number above `above` (or of at least `least`, if given) and of at most `most`.
 
     Python's JSON reader accepts NaN and infinities.  A model that computes with one would emit the
     same token for ever.
@@ -173,13 +172,13 @@ def number(
 
 
 def _json(value: object) -> str:
-    """A value as the file has it, cut if it is long."""
+    """Returns a value as the file has it, cut if it is long."""
     text = json.dumps(value)
     return text if len(text) <= 500 else text[:500] + "..."
 
 
 def refuse(config: Config, **expected: object) -> None:
-    """Raises ValueError if a field has another value than the `expected` one, the only supported.
+    """Raises ValueError if a field has another value than `expected`, the only supported one.
 
     A missing field or null is accepted.
     """
@@ -193,7 +192,7 @@ def refuse(config: Config, **expected: object) -> None:
 
 
 def activation(name: object) -> str:
-    """Hugging Face's name of an activation function -> ours."""
+    """Maps Hugging Face's name of an activation function to ours."""
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ValueError(
             f"activation {shown(name)} is not supported; specjax has {', '.join(_ACTIVATIONS)}"
@@ -202,14 +201,14 @@ def activation(name: object) -> str:
 
 
 def activation_name(ours: str) -> str:
-    """Our name of an activation function -> Hugging Face's."""
+    """Maps our name of an activation function to Hugging Face's."""
     return next(theirs for theirs, name in _ACTIVATIONS.items() if name == ours)
 
 
 def read_windows(config: Config, layer_types: list[str]) -> tuple[int | None, ...]:
-    """The window of each layer: `sliding_window` for sliding_attention, None for full_attention.
+    """Returns each layer's window: `sliding_window` for sliding_attention, None for full_attention.
 
-    Returns () if no layer slides.  `layer_types` is the default of the field of that name.
+    The result is () if no layer slides.  `layer_types` is the default of the field of that name.
     """
     types = config.get("layer_types") or layer_types
     unknown = set(types) - {"full_attention", "sliding_attention"}
@@ -227,7 +226,7 @@ def read_windows(config: Config, layer_types: list[str]) -> tuple[int | None, ..
 
 
 def write_windows(windows: tuple[int | None, ...]) -> Config:
-    """The fields `sliding_window` and `layer_types`."""
+    """Returns the fields `sliding_window` and `layer_types`."""
     window = next((w for w in windows if w is not None), None)
     types = ["full_attention" if w is None else "sliding_attention" for w in windows]
     return {"sliding_window": window, **({"layer_types": types} if types else {})}

@@ -38,7 +38,7 @@ def _write_gemma(c: TransformerConfig, **changes: object) -> Config:
 
 
 def _later(config: Config, period: int) -> Config:
-    """The fields that Gemma 2 and 3 share; every `period`-th layer has full attention."""
+    """Returns the fields that Gemma 2 and 3 share; every `period`-th layer has full attention."""
     types = [
         "full_attention" if (i + 1) % period == 0 else "sliding_attention"
         for i in range(config["num_hidden_layers"])
@@ -63,7 +63,7 @@ def _write_later(c: TransformerConfig, **changes: object) -> Config:
 
 
 def _cap(config: Config, name: str, default: float | None = None) -> float | None:
-    """The soft cap of logits in field `name`; null switches it off."""
+    """Returns the soft cap of logits in field `name`; null switches it off."""
     return (
         None
         if config.get(name, default) is None

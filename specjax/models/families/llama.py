@@ -37,7 +37,7 @@ _NORMS = {
 
 
 def read_llama(config: Config, **changes: object) -> TransformerConfig:
-    """Read a Hugging Face configuration; `changes` replace fields in which a family differs.
+    """Reads a Hugging Face configuration; `changes` replace fields in which a family differs.
 
     Raises:
       ValueError: a setting that is not supported and would change the numbers.
@@ -80,7 +80,7 @@ def read_llama(config: Config, **changes: object) -> TransformerConfig:
 
 
 def write_llama(c: TransformerConfig, **changes: object) -> Config:
-    """A Hugging Face configuration that transformers 4 and 5 read.
+    """Returns a Hugging Face configuration that transformers 4 and 5 read.
 
     `changes` replace fields in which a family differs.
     """
@@ -105,7 +105,7 @@ def write_llama(c: TransformerConfig, **changes: object) -> Config:
 def llama_tensors(
     c: TransformerConfig, experts: str = "mlp", expert_parts: tuple[str, ...] = ()
 ) -> list[Tensor]:
-    """Every tensor that the files must hold.
+    """Returns every tensor that the files must hold.
 
     Args:
       c: the configuration.
@@ -145,7 +145,7 @@ def llama_tensors(
 
 
 def dense(name: str, path: tuple[str, ...], bias: bool) -> list[Tensor]:
-    """The rows of a `torch.nn.Linear`."""
+    """Returns the rows of a `torch.nn.Linear`."""
     weight = Tensor(f"{name}.weight", (*path, "kernel"), transpose=True)
     return [weight, Tensor(f"{name}.bias", (*path, "bias"))] if bias else [weight]
 

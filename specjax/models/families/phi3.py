@@ -35,7 +35,7 @@ def _write(c: TransformerConfig) -> Config:
 def _fused(
     rows: list[Tensor], name: str, parts: tuple[str, ...], sizes: tuple[int, ...], width: int
 ) -> list[Tensor]:
-    """Replace the rows of `parts` by slices of one tensor."""
+    """Replaces the rows of `parts` by slices of one tensor."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     slices = {
         part: slice(start, start + size)

@@ -1,4 +1,4 @@
-"""Fields of a Hugging Face configuration about positions: ropes, and how many tokens they serve."""
+"""Reads and writes the fields about positions: ropes, and the number of positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(config: Config, theta: float = 10000.0, fraction: float = 1.0) -> Rope:
-    """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (older).
+    """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (older).
 
     Args:
       config: the whole configuration.
@@ -29,7 +29,7 @@ def read_rope(config: Config, theta: float = 10000.0, fraction: float = 1.0) -> 
 
 
 def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Rope:
-    """Read a dictionary of rope parameters.
+    """Reads a dictionary of rope parameters.
 
     Args:
       params: the dictionary; null counts as missing.
@@ -114,12 +114,12 @@ def _scaling(config: Config) -> Config:
 
 
 def _original(params: Config, config: Config) -> Any:
-    """The context before it was scaled, if a file says it; the outer field counts first."""
+    """Returns the context before scaling, if a file states it; the outer field counts first."""
     return config.get(_ORIGINAL) or params.get(_ORIGINAL)
 
 
 def read_context(config: Config, rope: Rope | None, default: int = 2048) -> int:
-    """How many positions the model reads; the kind of its rope says what the file's number means.
+    """Returns the number of positions; the kind of the rope gives the meaning of the file's number.
 
         default, llama3   `max_position_embeddings`
         linear, yarn      at least `factor` times the context before it was scaled, which is
@@ -146,7 +146,7 @@ def read_context(config: Config, rope: Rope | None, default: int = 2048) -> int:
 
 
 def write_rope(rope: Rope) -> Config:
-    """`rope_theta` and `rope_scaling`, which all versions of transformers read."""
+    """Returns `rope_theta` and `rope_scaling`, which all versions of transformers read."""
     scaling: Config = {"rope_type": rope.kind, "factor": rope.factor}
     if rope.kind == "llama3":
         scaling |= {
@@ -171,7 +171,7 @@ def write_rope(rope: Rope) -> Config:
 
 
 def write_positions(c: TransformerConfig) -> Config:
-    """The fields of `write_rope`, and the context as `read_context` reads it."""
+    """Returns the fields of `write_rope`, and the context as `read_context` reads it."""
     assert c.rope is not None
     fields, most = write_rope(c.rope), c.max_positions
     if c.rope.kind == "linear":

@@ -10,7 +10,7 @@ from specjax.models.families.positions import read_rope
 
 
 def _turned(config: Config) -> list[bool]:
-    """Which layers have rotary positions."""
+    """Returns the layers that have rotary positions."""
     flags = config.get("no_rope_layers")  # in spite of its name, 1 means that a layer has them
     interval = given(config, "no_rope_layer_interval", 4)
     return (

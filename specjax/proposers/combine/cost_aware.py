@@ -24,14 +24,14 @@ class CostAwareParams:
 
 @dataclasses.dataclass(frozen=True)
 class CostAware(Wrapper):
-    """The best drafts of `inner`, as many as give the most tokens a second.
+    """Keeps the best drafts of `inner`, in the number that gives the most tokens a second.
 
     A step with w nodes is expected to emit 1 + the sum of the chances of its w - 1 drafts, and
     takes `seconds` of that width.  Each row keeps the best nodes of the width at which the quotient
     is greatest.  The target then reads the narrowest width that holds the drafts of all rows.
 
-    The chances are those of `Proposal.chance`, as the drafter estimates them.  They depend on the
-    row alone, so a row's text does not depend on the rest of its batch.
+    The chances are the drafter's estimates, `Proposal.chance`.  They depend only on the row, so a
+    row's text does not depend on the rest of its batch.
 
     Attributes:
       inner: a proposer of trees that estimates chances, such as `BestFirst` or `DynamicTree`.

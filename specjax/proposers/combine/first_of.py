@@ -1,4 +1,4 @@
-"""`FirstOf`: a proposer, and a second one for rows in which the first has no draft."""
+"""`FirstOf`: combines a proposer with a second one, for rows in which the first has no draft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specjax.types import ABSENT, Block, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class FirstOf(Proposer):
-    """For each row the proposal of `first` if it has a draft, else that of `second`.
+    """Takes for each row the proposal of `first` if it has a draft, else that of `second`.
 
     An example is prompt lookup for rows that repeat themselves, and a draft model for the others.
     Both run on the whole batch, and each row takes one of the two proposals.  Parameters are a
@@ -133,7 +133,7 @@ class FirstOf(Proposer):
         return Proposal(tokens, parent, logits, point_mass), (state_one, state_two)
 
     def _padded(self, proposal: Proposal) -> Proposal:
-        """`proposal` with `num_nodes` nodes: absent ones are added."""
+        """Returns `proposal` with `num_nodes` nodes: absent ones are added."""
         extra = self.num_nodes - proposal.tokens.shape[1]
 
         def pad(x: Array, value: float) -> Array:
@@ -147,13 +147,13 @@ class FirstOf(Proposer):
 
 
 def _called(part: Proposer) -> str:
-    """A short name for messages: the `repr` of a proposer contains the whole model."""
+    """Returns a short name for messages: the `repr` of a proposer contains the whole model."""
     kind = type(part).__name__
     return f"{kind} over {type(part.source).__name__}" if isinstance(part, Shape) else kind
 
 
 def with_logits(proposal: Proposal, size: int) -> Proposal:
-    """The point masses of a chain as logits: each node's only child is the next token."""
+    """Returns the point masses of a chain as logits: each node's only child is the next token."""
     below = jnp.roll(proposal.tokens, -1, axis=1)[..., None] == jnp.arange(size)
     logits = jnp.where(below, 0.0, -jnp.inf).astype(jnp.float32)
     return dataclasses.replace(proposal, logits=logits, point_mass=False)

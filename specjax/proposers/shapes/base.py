@@ -25,7 +25,7 @@ class Shape(Proposer):
             )
 
     def arrange(self, num_nodes: int, max_depth: int, staged: int) -> None:
-        """Declare the sizes of the proposals, and the attributes that follow from the source.
+        """Declares the sizes of the proposals, and the attributes that follow from the source.
 
         Args:
           num_nodes: N of a proposal, the root included.

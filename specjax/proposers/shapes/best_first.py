@@ -1,4 +1,4 @@
-"""`BestFirst`: the tree of the best paths through the predictions of one pass."""
+"""`BestFirst`: proposes the tree of the best paths through the predictions of one pass."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from specjax.types import ABSENT, Block, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class BestFirst(Proposer):
-    """The `num_nodes` paths of greatest value, where a value is a product of probabilities.
+    """Proposes the `num_nodes` paths of greatest value, a product of probabilities.
 
     Parents are traced: every row and step has a tree of its own, in one compiled program.
 
     Siblings are the tokens of greatest logit + noise, at temperature 0 the most probable tokens.
-    What the values are depends on the rule's noise:
+    The definition of a value depends on the rule's noise:
 
     - Under shared noise all nodes of a depth share the noise of their position, and a node's value
       has the probabilities of the drafts on its path after that noise is added.
@@ -32,7 +32,7 @@ class BestFirst(Proposer):
       other parents, but not on its own token, nor on its siblings': `rejection` stays exact.
 
     If the source does not correct, one noise serves all parents of a depth: a rule judges the
-    children of one parent for each depth, and the tree is then a function of the text alone.  If it
+    children of one parent for each depth, and the tree is then a function of only the text.  If it
     corrects, each parent has its own noise, since its tree depends on what was drawn elsewhere.
 
     Reference: the tree of DDTree, arXiv 2604.12989, and of JetSpec, arXiv 2606.18394.
@@ -42,6 +42,9 @@ class BestFirst(Proposer):
       num_nodes: N, the root included.
       width: the most children of a node.  If the source corrects, this is also the most nodes of
         a depth that get children.
+
+    Example:
+      >>> drafter = specjax.load_drafter("org/head", target, BestFirst, num_nodes=32, width=8)
     """
 
     source: BlockSource
@@ -72,7 +75,7 @@ class BestFirst(Proposer):
 
     @property
     def _levels(self) -> list[tuple[int, int]]:
-        """For each depth, how many nodes get children, and how many of all children are kept.
+        """Returns for each depth how many nodes get children, and how many children are kept.
 
         A node's value is at most its parent's, so only the best N - 1 of a depth can be proposed.
         """
@@ -167,7 +170,7 @@ class BestFirst(Proposer):
         return proposal, source.end(reading)
 
     def _drawn_from(self, drawn: list[Array], chosen: Array) -> Array:
-        """[B, N, V] the logits from which the children of each chosen candidate were drawn.
+        """Returns [B, N, V] the logits from which the children of each chosen candidate were drawn.
 
         Candidates without children get any row.
         """
@@ -186,7 +189,7 @@ class BestFirst(Proposer):
 def _offer(
     logits: Array, warped: Array, noise: Array, width: int, shared_noise: bool
 ) -> tuple[Array, Array]:
-    """The children [B, M, width] of each parent, and the logarithms of their chances."""
+    """Returns the log-probabilities [B, M, width] of each parent's children, and the children."""
     score = sampling.scores(logits, warped, noise)
     if shared_noise:
         return sampling.top_k(jax.nn.log_softmax(score), width)

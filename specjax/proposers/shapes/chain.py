@@ -1,4 +1,4 @@
-"""`Chain`: one draft after the other, from any source."""
+"""`Chain`: proposes one draft after the other, from any source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_num_drafts(num_drafts: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Shape):
-    """`num_drafts` (gamma) tokens, drawn one after the other, each from a pass of the source.
+    """Drafts a chain of `num_drafts` (gamma) tokens, each from one pass of the source.
 
     With a `confidence_threshold` in (0, 1], a chain ends after the first token whose probability
     under the source (before temperature and filters) is below the threshold.  That token itself is
@@ -34,6 +34,9 @@ class Chain(Shape):
     outcome, or rejection sampling would be biased.
 
     Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1.
+
+    Example:
+      >>> drafter = specjax.make_drafter(target, draft, Chain, num_drafts=4)
     """
 
     num_drafts: int = 4
@@ -97,12 +100,12 @@ class Chain(Shape):
     def _up_to(
         self, depth: Array, params: Arrays, state: Arrays, context: Context
     ) -> tuple[Proposal, Arrays]:
-        """`propose` with drafts of at most this depth, in a loop that takes no more passes."""
+        """Runs `propose` with drafts of at most this depth, in a loop that takes no more passes."""
         state, reading, logits = self.source.begin(params, state, context)
         index = jnp.arange(self.num_nodes)
 
         def draw(logits: Array, tokens: Array, at: Array) -> tuple[Array, Array, Array]:
-            """The tokens with the child of node `at`, that child, and what it was drawn from."""
+            """Returns the tokens with the child of node `at`, that child, and its logits."""
             path = jnp.where(index[1:] <= at, tokens[:, 1:], ABSENT)
             warped = context.warp(logits[:, None], path[:, None])[:, 0]
             token = sampling.argmax(warped + context.noise(at[None], at[None])[:, 0])

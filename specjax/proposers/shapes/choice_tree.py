@@ -1,4 +1,4 @@
-"""`ChoiceTree`: a tree of fixed shape from one pass of a block source."""
+"""`ChoiceTree`: proposes a tree of fixed shape from one pass of a block source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specjax.types import ABSENT, Block, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceTree(Proposer):
-    """The choice (i, j) is the j-th best draft at depth 2, below the i-th best draft at depth 1.
+    """A tree of choices: (i, j) is the j-th best draft at depth 2, below the i-th best at depth 1.
 
     All nodes of a depth share a distribution, since the source predicts all depths in one pass,
     unless it corrects its predictions for the drafts before them.
@@ -91,7 +91,7 @@ class ChoiceTree(Proposer):
         return proposal, self.source.end(reading)
 
     def _independent(self, logits: Array, known: Array, context: Context) -> Proposal:
-        """All depths at once, from the logits [B, D, V] of the source."""
+        """Drafts all depths at once, from the logits [B, D, V] of the source."""
         parent, depth = self._tree
         above = parent[1:]
         # Siblings are drawn together, by one top-k for each parent.  Under shared noise all parents
@@ -116,7 +116,7 @@ class ChoiceTree(Proposer):
     def _corrected(
         self, params: Arrays, reading: Arrays, known: Array, context: Context
     ) -> Proposal:
-        """One depth after the other, each corrected for the drafts above it."""
+        """Drafts one depth after the other, each corrected for the drafts above it."""
         parent, depth = self._tree
         tokens, paths = context.pending[:, None], self._paths
         present, memory, drawn = known[:, None], None, []

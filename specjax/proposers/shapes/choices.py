@@ -10,12 +10,13 @@ from numpy.typing import ArrayLike
 from specjax import tree
 
 Choices = tuple[tuple[int, ...], ...]
-"""A tree of fixed shape: of each node but the root the ranks of its path, such as (0, 1) for the
-second best token after the best one."""
+"""A tree of fixed shape: for each node except the root the ranks on its path, such as (0, 1) for
+the second-best token after the best one.
+"""
 
 
 def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
-    """The tree of choices that accepts the most drafts on the positions of `stats`.
+    """Returns the tree of choices that accepts the most drafts on the positions of `stats`.
 
     A choice (i, j) is right at a position if the first token after it has rank i and the second has
     rank j.  The value of a choice is the fraction of positions at which it is right.  That is the
@@ -40,6 +41,10 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
 
     Raises:
       ValueError: statistics of another form, or fewer than 2 nodes.
+
+    Example:
+      >>> best_tree([[0, 0], [0, 1], [1, 0]], num_nodes=3)
+      ((0,), (1,))
     """
     ranks = np.asarray(stats)
     if (
@@ -66,7 +71,7 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
             widths[text[:depth]] = max(widths[text[:depth]], rank + 1)
 
     def grow(node: tuple[int, ...]) -> list[tuple[int, Choices]]:
-        """For each n: the most hits that n nodes below `node` can have, and those nodes."""
+        """Returns for each n the most hits that n nodes below `node` can have, and those nodes."""
         best: list[tuple[int, Choices]] = [(0, ())]
         unset: list[tuple[int, Choices]] = [(-1, ())]
         for rank in reversed(range(widths[node])):
@@ -84,7 +89,7 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
 
 
 def node_acceptance(stats: ArrayLike, choices: Choices) -> np.ndarray:
-    """[N] float: the probability that each node of a tree is right, given that its parent is.
+    """Returns [N] float: the probability that each node is right if its parent is.
 
     It is 1 for the root, and 0 for a node whose parent is never right.
     """
@@ -95,6 +100,6 @@ def node_acceptance(stats: ArrayLike, choices: Choices) -> np.ndarray:
 
 
 def expected_length(stats: ArrayLike, choices: Choices) -> float:
-    """New tokens per target pass with a tree, on the positions of `stats`; plain decoding has 1."""
+    """Returns new tokens per target pass with a tree on `stats`; plain decoding has 1."""
     ranks = np.asarray(stats)
     return 1 + sum(float((ranks[:, : len(choice)] == choice).all(1).mean()) for choice in choices)

@@ -1,4 +1,4 @@
-"""`DynamicTree`: a tree that grows along the most probable drafts of any source."""
+"""`DynamicTree`: grows a tree along the most probable drafts of any source."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ class DynamicTree(Shape):
     the text, so they are proposed as point masses.
 
     Reference: Li et al. 2024 (EAGLE-2), arXiv 2406.16858, section 4: expansion and reranking.
+
+    Example:
+      >>> drafter = specjax.make_drafter(target, draft, DynamicTree, depth=4, num_nodes=16)
     """
 
     depth: int = 4

@@ -1,4 +1,4 @@
-"""`StaticTree`: a tree of fixed shape, from any source."""
+"""`StaticTree`: proposes a tree of fixed shape, from any source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specjax.types import Proposal
 
 @dataclasses.dataclass(frozen=True)
 class StaticTree(Shape):
-    """Every node of level l has `branching[l]` children.
+    """A tree in which every node of level l has `branching[l]` children.
 
     For example (3, 2, 1) makes levels of 3, 6 and 6 nodes.
 
@@ -34,6 +34,9 @@ class StaticTree(Shape):
 
     Reference: Kool et al. 2019, arXiv 1903.06059, section 3 (Gumbel-top-k); Jeon et al. 2024,
     arXiv 2402.14160.
+
+    Example:
+      >>> drafter = specjax.make_drafter(target, draft, StaticTree, branching=(3, 2, 1))
     """
 
     branching: tuple[int, ...] = (3, 2, 1)

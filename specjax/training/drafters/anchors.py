@@ -1,4 +1,4 @@
-"""Which positions of a text drafts start from in a training step."""
+"""Draws the positions of a text from which drafts start in a training step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jax import Array
 
 
 def draw_anchors(keys: Array, learned: Array, count: int) -> tuple[Array, Array]:
-    """Random positions whose next token is learned, each at most once.
+    """Returns random positions whose next token is learned, each at most once.
 
     Args:
       keys: [B] of each row.
@@ -16,8 +16,8 @@ def draw_anchors(keys: Array, learned: Array, count: int) -> tuple[Array, Array]
       count: A.
 
     Returns:
-      Positions [B, A] in ascending order, at least 1, and whether they are such positions [B, A]:
-      a row may have fewer.
+      Positions [B, A] in ascending order, at least 1, and whether they are valid [B, A]: a row may
+      have fewer.
     """
     usable = learned.at[:, 0].set(0)  # a draft reads the features of a token before it
     drawn = jax.vmap(lambda key: jax.random.uniform(key, learned.shape[1:]))(keys)

@@ -16,13 +16,13 @@ KINDS = tuple(sorted(name for name, method in METHODS.items() if method.learner)
 
 
 def plan(kind: str, options: Sizes, target: TransformerConfig, mask_token: int) -> Learner:
-    """The learner of a kind for a target.
+    """Returns the learner of a kind for a target.
 
     Args:
       kind: one of `KINDS`.
-      options: sizes; what is None or empty is chosen by the kind and the target.
+      options: sizes; None or an empty value is chosen by the kind and the target.
       target: the target's configuration.
-      mask_token: the id that stands for a token that is not there yet.
+      mask_token: the id in place of a token that is not known yet.
 
     Raises:
       ValueError: a layer that the target does not have, or sizes that do not fit together.
@@ -42,5 +42,5 @@ def plan(kind: str, options: Sizes, target: TransformerConfig, mask_token: int) 
 
 
 def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
-    """The layers that a kind reads by default of a target with so many."""
+    """Returns the layers that a kind reads by default of a target with `num_layers` layers."""
     return taps_of(num_layers, METHODS[kind].num_taps)

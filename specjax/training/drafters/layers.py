@@ -11,7 +11,7 @@ def layers_like(
     mlp_size: int | None,
     family: str,
 ) -> TransformerConfig:
-    """Layers of the sizes of the target's, in the form of Llama or Qwen3.
+    """Returns layers of the sizes of the target's, in the form of Llama or Qwen3.
 
     These are the forms that published drafters have, whatever the family of their target.
 
@@ -40,7 +40,7 @@ def layers_like(
 
 
 def taps_of(num_layers: int, count: int) -> tuple[int, ...]:
-    """Outputs of layers from low to high, the last one included: each layer at most once."""
+    """Returns taps of layers from low to high, the last one included, each at most once."""
     count = min(count, num_layers)
     if count == 1:
         return (num_layers,)

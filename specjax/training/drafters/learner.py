@@ -25,7 +25,7 @@ class Drafts:
 
 @struct.dataclass
 class Lesson:
-    """What a drafter may read of a batch.
+    """The inputs that a drafter may read of a batch.
 
     An anchor is the position of a token that is pending, as it is when a draft starts: the target
     has read the tokens before it, and their features are known.
@@ -38,7 +38,7 @@ class Lesson:
     present: Array  # [B, A] 1, or 0 for an anchor that only fills a row up
 
     def weight(self, depth: int) -> Array:
-        """[B, A] of the guess at this depth: 1 where all tokens up to it are learned."""
+        """Returns [B, A] the weight of the guess: 1 if the tokens up to its depth are learned."""
         ahead = self.anchors[:, :, None] + jnp.arange(depth + 1)
         inside = ahead < self.learned.shape[1]
         rows = jnp.arange(len(ahead))[:, None, None]
@@ -55,7 +55,7 @@ class Guess:
     """
 
     hidden: Array  # [B, A, E] that the matrix of `Learner.head` takes
-    at: Array  # [B, A]; may lie behind the batch where the weight is 0
+    at: Array  # [B, A]; may exceed the batch where the weight is 0
     weight: Array  # [B, A]
     # [B, A] the drafter's own estimate of the probability that the draft is accepted; None: none.
     confidence: Array | None = None
@@ -70,7 +70,7 @@ class Learner(abc.ABC):
       source: proposes with the trained parameters, in a decoder.
       objective: the loss by default, a key of `OBJECTIVES`.
       decay: the weight of a depth's loss by default, relative to the depth before.
-      own_head: has the drafter an output matrix of its own, which is trained?
+      own_head: True if the drafter has an output matrix of its own, which is trained.
       softcap: of the drafter's logits.
     """
 
@@ -82,22 +82,22 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def init(self, key: Array) -> Arrays:
-        """Random parameters of the network; the job adds a head."""
+        """Returns random parameters of the network; the job adds a head."""
 
     @abc.abstractmethod
     def guesses(self, params: SharedParams, lesson: Lesson) -> list[Guess]:
-        """The predictions of all depths."""
+        """Returns the predictions of all depths."""
 
     def head(self, params: SharedParams) -> Array:
-        """[E, U] the matrix that makes logits from `Guess.hidden`."""
+        """Returns [E, U] the matrix that makes logits from `Guess.hidden`."""
         return head_of(params)
 
     @property
     def trains_head(self) -> bool:
-        """Whether `head` has a gradient."""
+        """True if `head` has a gradient."""
         return self.own_head
 
     @property
     def estimates(self) -> bool:
-        """Whether the guesses have a `confidence`."""
+        """True if the guesses have a `confidence`."""
         return False

@@ -39,12 +39,12 @@ class Sizes(Protocol):
 
 
 def units_of(options: Sizes, target: TransformerConfig) -> int:
-    """U, the tokens that the drafter knows."""
+    """Returns U, the number of tokens that the drafter knows."""
     return options.draft_vocab_size or target.vocab_size
 
 
 def owns_head(options: Sizes, default: bool) -> bool:
-    """A reduced vocabulary needs a head of its own."""
+    """Returns whether the drafter has its own head, which a reduced vocabulary needs."""
     if options.draft_vocab_size:
         return True
     return default if options.own_head is None else options.own_head

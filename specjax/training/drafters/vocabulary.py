@@ -1,4 +1,4 @@
-"""The tokens of a drafter: those that it knows, and the one that stands for tokens to come."""
+"""The tokens that a drafter knows, and the id that it reads in place of future tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLACEHOLDERS = ("[PAD]", "<pad>", "<|pad|>", "<|mask|>", "[MASK]", "<mask>", "<
 
 
 def token_counts(material: Material, vocab_size: int) -> np.ndarray:
-    """[V] how often each token is in the text, or learned in the sequences with answers."""
+    """Returns [V] the frequency of each token in the text, or learned in sequences with answers."""
     counts = np.zeros(vocab_size, np.int64)
     if material.text is not None:
         for ids in material.text.blocks():
@@ -23,7 +23,7 @@ def token_counts(material: Material, vocab_size: int) -> np.ndarray:
 
 
 def draft_vocabulary(counts: np.ndarray, size: int, needed: tuple[int, ...]) -> np.ndarray:
-    """The most frequent tokens of the data: [U] int32 ids of the target, ascending.
+    """Returns the most frequent tokens of the data: [U] int32 ids of the target, ascending.
 
     Args:
       counts: [V] of each token in the data.
@@ -45,7 +45,7 @@ def draft_vocabulary(counts: np.ndarray, size: int, needed: tuple[int, ...]) -> 
 
 
 def mask_token(target: LanguageModel, asked: int | None) -> int:
-    """The id that stands for a token that is not there yet: `asked`, or one of the target's.
+    """Returns the id in place of a token that is not known yet: `asked`, or one of the target's.
 
     Raises:
       ValueError: the id is none of the target's, or the target has no token that could be it.

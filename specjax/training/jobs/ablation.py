@@ -71,12 +71,12 @@ BASELINE = ("forward-kl", "text")
 INITIAL = ("none", "--initial")
 
 Counts = dict[str, list[int]]
-"""New tokens (`emitted`) and passes of the target (`passes`) of each prompt."""
+"""The new tokens (`emitted`) and passes of the target (`passes`) of each prompt."""
 Json = dict[str, Any]
 
 
 class Measured(TypedDict, total=False):
-    """`measured.json`, the result of one cell."""
+    """The contents of `measured.json`, the result of one cell."""
 
     failure: str | None  # the message of a training that failed
     facts: dict[str, float]
@@ -85,7 +85,7 @@ class Measured(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class AblationOptions(MeshOptions, TextOptions):
-    """What is compared, and how it is measured."""
+    """The options of the comparison and of its measurements."""
 
     target: str = option(REQUIRED, "folder of the target")
     prompts: str = option(REQUIRED, 'held-out JSON lines, {"prompt": "..."}')
@@ -126,7 +126,7 @@ class AblationOptions(MeshOptions, TextOptions):
 
 
 def cells(losses: tuple[str, ...], modes: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The cells of a table, as (loss, kind of data), the baseline first.
+    """Returns the cells of a table, as (loss, kind of data), the baseline first.
 
     The accepted length is a mean over the target's text, so it is combined with no other data.
     """
@@ -136,7 +136,7 @@ def cells(losses: tuple[str, ...], modes: tuple[str, ...]) -> list[tuple[str, st
 
 
 def distillation(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> list[str]:
-    """The options of `train.distill` for a cell, as a command line."""
+    """Returns the options of `train.distill` for a cell, as a command line."""
     o, out, (loss, mode) = options, pathlib.Path(options.out), cell
     written = [str(out / "written")] if mode in ("target", "mixture") else []
     command = [
@@ -154,7 +154,7 @@ def distillation(options: AblationOptions, cell: tuple[str, str], more: list[str
 
 
 def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> str | None:
-    """Train a cell, or resume it.
+    """Trains a cell, or resumes it.
 
     Returns:
       The message of the error if its loss was not finite, else None.
@@ -176,7 +176,7 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
 
 
 def _text(options: AblationOptions) -> list[str]:
-    """The options of the source of text, as a command line."""
+    """Returns the options of the source of text, as a command line."""
     o = options
     more = ["--exclude", *o.exclude] if o.exclude else []
     more += [] if o.pattern is None else ["--pattern", o.pattern]
@@ -185,12 +185,12 @@ def _text(options: AblationOptions) -> list[str]:
 
 
 def _mesh(options: AblationOptions) -> list[str]:
-    """The mesh, as a command line; the processes are already connected, so it names none."""
+    """Returns the mesh as a command line, without processes, since they are connected already."""
     return [] if options.mesh is None else ["--mesh", options.mesh]
 
 
 def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -> dict[str, Counts]:
-    """The counts of each prompt with the draft in `folder`, by temperature."""
+    """Returns the counts of each prompt with the draft in `folder`, by temperature."""
     o, measured = options, {}
     prompts = encode_file(target, pathlib.Path(o.prompts))
     prompts = prompts[: o.limit_prompts or len(prompts)]
@@ -217,7 +217,7 @@ def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -
 
 
 def gain(cell: Counts, baseline: Counts, seed: int = 0) -> tuple[float, float, float]:
-    """tau of a cell over the baseline's, minus 1, with its 95 % interval.
+    """Returns tau of a cell over the baseline's, minus 1, with its 95 % interval.
 
     The bootstrap is paired: each resample draws the same prompts for both.
     """
@@ -235,7 +235,7 @@ def gain(cell: Counts, baseline: Counts, seed: int = 0) -> tuple[float, float, f
 
 
 def report(options: AblationOptions, found: Mapping[tuple[str, str], Measured]) -> Json:
-    """The results so far, and the cells that are left, as plain data."""
+    """Returns the results so far, and the cells that are left, as plain data."""
     rows, baseline = [], found.get(BASELINE, Measured()).get("counts", {})
     for (loss, mode), cell in found.items():
         facts = cell.get("facts", {})
@@ -257,7 +257,7 @@ def report(options: AblationOptions, found: Mapping[tuple[str, str], Measured]) 
 
 
 def table(made: Json) -> str:
-    """The report as Markdown."""
+    """Returns the report as Markdown."""
     heats = made["options"]["temperatures"]
     names = [f"{name} at {t:g}" for t in heats for name in ("tau", "gain")]
     lines = [
@@ -289,13 +289,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def compare(options: AblationOptions, more: list[str]) -> None:
-    """Run the job in a folder that the caller holds; `more` are options of `train.distill`."""
+    """Runs the job in a folder that the caller holds; `more` are options of `train.distill`."""
     own = ("--out", "--loss", "--target", "--data", "--prompts", *map(flag, (*_SHARED, *MESH)))
     for name in (word.partition("=")[0] for word in more):
         if name in own:
             raise ValueError(f"{name} belongs before the --, since it is the same for all cells")
     o, out = options, pathlib.Path(options.out)
-    # A mistake behind the -- is reported now, and not after the target has written its text.
+    # A mistake after the -- is reported now, and not after the target has generated its text.
     asked = parse(DistillOptions, distillation(o, BASELINE, more), distill.__doc__)
     if asked.lora is not None:
         raise ValueError(
@@ -351,7 +351,7 @@ def compare(options: AblationOptions, more: list[str]) -> None:
 
 
 def _check_asked(options: AblationOptions, more: list[str]) -> None:
-    """Write `asked.json`, or compare it with the options and the prompts of this call.
+    """Writes `asked.json`, or compares it with the options and the prompts of this call.
 
     Cells may be added later.  Any other change would make the cells incomparable.  Hashes of the
     target and of the text are in the dataset that the target writes.

@@ -32,9 +32,9 @@ Results = dict[str, dict[str, float | str]]
 
 
 def calibrated(job: Distill) -> Distill:
-    """The job with the loss that reaches the best tau on a short schedule.
+    """Returns the job with the loss that reaches the best tau on a short schedule.
 
-    What is finished is not repeated, and an interrupted training resumes.
+    A finished training is not repeated, and an interrupted one resumes.
 
     Raises:
       ValueError: `auto.json` was written with other options, or training failed with every loss.
@@ -94,7 +94,7 @@ def _try(job: Distill, loss: str, steps: int, out: pathlib.Path) -> dict[str, fl
 
 
 def _fixed(options: DistillOptions) -> dict[str, Any]:
-    """What a calibration depends on."""
+    """Returns the options and inputs on which a calibration depends."""
     fields = dataclasses.fields(options)
     free = {field.name for field in fields if field.metadata.get("free")} | {"auto_losses"}
     found = {f.name: vars(options)[f.name] for f in fields if f.name not in free}

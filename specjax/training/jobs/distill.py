@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def distill(options: DistillOptions) -> None:
-    """Run the job in a folder that the caller holds."""
+    """Runs the job in a folder that the caller holds."""
     job = make_job(options)
     if options.loss == AUTO:
         if options.show_mask:
@@ -65,7 +65,7 @@ def distill(options: DistillOptions) -> None:
 
 
 def make_job(options: DistillOptions) -> Distill:
-    """Load and read what the options name.
+    """Loads and reads the models and data that the options name.
 
     Returns:
       The job, for `fit` or for a loop of one's own; `job.options` has the defaults filled in.
@@ -81,7 +81,7 @@ def make_job(options: DistillOptions) -> Distill:
 
 
 def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
-    """A job whose target is in memory."""
+    """Returns a job whose target is in memory."""
     out = pathlib.Path(options.out)
     target = load_target(options, options.dtype, mesh)
     options = no_wider(fitted(options, target), target.model.module.config)
@@ -124,7 +124,7 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
 
 
 def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
-    """A job that learns from a recording."""
+    """Returns a job that learns from a recording."""
     options, target, teacher = taught(options, mesh)
     options = no_wider(options, target.model.module.config)
     _check_start(options, target)
@@ -140,7 +140,7 @@ def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
 
 
 def _check_start(options: DistillOptions, target: LanguageModel) -> None:
-    """Check the tokens of a model that the draft starts from."""
+    """Checks the tokens of a model that the draft starts from."""
     start = options.start
     # The target's own layers have its tokens, also if a LoRA brings a tokenizer.
     foreign = None if start is None or start.folder == options.target else start
@@ -157,7 +157,7 @@ def _start_hash(options: DistillOptions) -> dict[str, str]:
 
 
 def _with_models(job: Distill, teacher: str) -> Distill:
-    """The job with its models in `run.json`; their sizes are printed."""
+    """Returns the job with its models in `run.json`; their sizes are printed."""
     shapes, start = jax.eval_shape(job.draft.init, jax.random.key(0)), job.options.start
     models = {
         "target": named(teacher, job.target.model.module.config, job.target.num_params),

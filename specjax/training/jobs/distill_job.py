@@ -1,4 +1,4 @@
-"""The job of `train.distill` beside its target."""
+"""The job of `train.distill` with its target in memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ROWS = 4
 
 @dataclasses.dataclass(eq=False)
 class Distill:
-    """A divergence from a frozen target, or the expected accepted length."""
+    """Trains a draft by a divergence from a frozen target, or by the expected accepted length."""
 
     options: DistillOptions
     draft: LinenModel
@@ -78,7 +78,7 @@ class Distill:
         self.serving = None if plain else Sampling.create(1, **self.options.settings)
         self.reader = reader(self.target)
         self.cap = self.draft.module.config.logit_softcap
-        # Equal tokenizers may be padded to other sizes; ids behind the smaller one are no tokens.
+        # Equal tokenizers may be padded to other sizes; ids beyond the smaller one are not tokens.
         own, theirs = self.draft.vocab_size, self.target.model.vocab_size
         self.size = None if own == theirs else min(own, theirs)
         # Of an early exit the other parameters are the target's.
@@ -86,7 +86,7 @@ class Distill:
         self.shared = tuple(name for name in names if name not in (self.trained or ()))
 
     def with_options(self, options: DistillOptions, facts: Mapping[str, Any]) -> Distill:
-        """The same job with other options, and more for its `run.json`."""
+        """Returns the same job with other options, and more for its `run.json`."""
         return dataclasses.replace(self, options=options, facts={**self.facts, **facts})
 
     @property
@@ -107,7 +107,7 @@ class Distill:
         }
 
     def whole(self, params: Arrays, frozen: Arrays) -> Arrays:
-        """All parameters of the draft: those that are trained, and the target's."""
+        """Returns all parameters of the draft: the trained ones, and the target's."""
         return {**{name: frozen[name] for name in self.shared}, **params}
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
@@ -138,7 +138,7 @@ class Distill:
     def _accepted_length(
         self, params: Arrays, frozen: Arrays, batch: Batch, tokens: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """1 - E[N] / gamma, blended with forward KL while it is annealed."""
+        """Returns 1 - E[N] / gamma, blended with forward KL while it is annealed."""
         o = self.options
         kl, ratio, alpha = self._rows(accepted.statistics, params, frozen, tokens, True)
         # A window of text continues after an EOS, but a decoder stops there.
@@ -161,13 +161,13 @@ class Distill:
         return Teacher(head_matrix(frozen), cap, self.size)
 
     def _share(self, batch: Batch) -> Array | None:
-        """The weight of `--loss` against forward KL; None where nothing is annealed."""
+        """Returns the weight of `--loss` against forward KL; None where nothing is annealed."""
         return batch["share"][0] if self.options.anneal_steps else None
 
     def _read(
         self, params: Arrays, frozen: Arrays, tokens: Array, starts: Array | None = None
     ) -> tuple[Array, Array]:
-        """Hidden states [B * T, E] of the draft and of the target."""
+        """Returns hidden states [B * T, E] of the draft and of the target."""
         inputs = tokens[:, :-1]
         target = read(self.reader, frozen, inputs, self.end, starts)
         return read(self.draft, params, inputs, self.end, starts), jax.lax.stop_gradient(target)
@@ -180,7 +180,7 @@ class Distill:
         tokens: Array,
         labelled: bool,
     ) -> Array:
-        """The statistics of every token, [S, B, T]; `labelled` ones also read the next token."""
+        """Returns the statistics [S, B, T] of each token; `labelled` ones use the next token."""
         hidden, target = self._read(params, frozen, tokens)
         rows = (tokens[:, 1:].reshape(-1), target) if labelled else (target,)
         shared = (self._teacher(frozen), self.serving)
@@ -194,7 +194,7 @@ class Distill:
         return online.begin(decoder, params, batch["tokens"], o.sampled_prompt, o.settings, keys)
 
     def _continue(self, params: Arrays, batch: Batch) -> Array:
-        """The tokens of a batch; its `own` rows are written by the draft, as it is now."""
+        """Returns the tokens of a batch; the draft as it is now generates its `own` rows."""
         tokens, own = batch["tokens"], batch["own"]
         decoder = Decoder(self.draft, NoProposer(), Match(), (), tokens.shape[1])
         arrays = Params(jax.lax.stop_gradient(params))
@@ -206,7 +206,7 @@ class Distill:
         return jax.lax.cond(own.any(), write, lambda: tokens)
 
     def speculator(self, capacity: int, eos: tuple[int, ...] = ()) -> Decoder:
-        """A decoder of the target with the draft as it is being trained."""
+        """Returns a decoder of the target with the draft as it is being trained."""
         size = self.target.model.vocab_size
         proposer = DraftModel(self.draft, size, self.options.num_drafts)
         return Decoder(self.target.model, proposer, Match(), eos, capacity)
@@ -268,7 +268,7 @@ class Distill:
         return report | self._tau(params)
 
     def _tau(self, params: Arrays) -> dict[str, float]:
-        """tau on held-out prompts with the decoder, if --eval-prompts asks for it."""
+        """Returns tau on held-out prompts with the decoder, if --eval-prompts asks for it."""
         o = self.options
         if not o.eval_prompts:
             return {}
@@ -282,10 +282,10 @@ class Distill:
         return measure_tau(decoder, arrays, prompts, o.eval_tokens, settings=o.settings)
 
     def show(self, batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens, and which of them are learned, for --show-mask.
+        """Returns the tokens, and which of them are learned, for --show-mask.
 
         Raises:
-          ValueError: with --online there are no tokens yet.
+          ValueError: with --online there are no tokens before a step.
         """
         if self.options.online:
             raise ValueError(
@@ -294,7 +294,7 @@ class Distill:
         return batch["tokens"], np.asarray(learned(batch["drawn"], self.options.learn_prompts))
 
     def goal(self, report: dict[str, float]) -> float:
-        """tau where it is measured, because tau can fall while the loss improves; else -KL."""
+        """Returns tau where it is measured (it can fall while the loss improves); else -KL."""
         return report.get("tau", -report["held_out_kl"])
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:
@@ -312,7 +312,7 @@ class Distill:
 
 
 def filled(arrays: Arrays, parts: int) -> Arrays:
-    """Arrays padded with rows of zeros until `parts` divides their number of rows."""
+    """Returns arrays padded with rows of zeros until `parts` divides their number of rows."""
     return jax.tree.map(
         lambda x: np.pad(x, ((0, -len(x) % parts), *((0, 0),) * (x.ndim - 1))), arrays
     )

@@ -174,7 +174,7 @@ class DistillOptions(LoopOptions, ModelOptions, TaughtOptions, WeightOptions, Se
             )
 
     def _check_teacher(self) -> None:
-        """Raises ValueError for what cannot be learned from a recording."""
+        """Raises ValueError for objectives that cannot be learned from a recording."""
         asks = {
             "--online": self.online,
             "--draft-fraction": self.draft_fraction,
@@ -227,12 +227,12 @@ class DistillOptions(LoopOptions, ModelOptions, TaughtOptions, WeightOptions, Se
 
     @property
     def online_steps(self) -> int:
-        """Steps of speculation that fit into a sequence even if every draft is accepted."""
+        """The steps of speculation that fit into a sequence even if every draft is accepted."""
         return (self.sequence_length - self.sampled_prompt) // (self.num_drafts + 1)
 
 
 def annealing(options: DistillOptions) -> int:
-    """`--anneal-steps`, or its default.
+    """Returns `--anneal-steps`, or its default.
 
     A resumed run keeps the number that it began with.  A new run without `--initial` anneals for
     4/5 of its steps if its loss needs it, because a random draft shares little with the target.

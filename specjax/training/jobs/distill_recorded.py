@@ -1,4 +1,4 @@
-"""The job of `train.distill --teacher`: learning from what a target said before."""
+"""The job of `train.distill --teacher`: learning from a target's recorded log-probabilities."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from specjax.training.student import read
 
 @dataclasses.dataclass(eq=False)
 class DistillRecorded(Distill):
-    """A divergence from the log-probabilities of a recording."""
+    """Trains a draft by a divergence from the log-probabilities of a recording."""
 
     teacher: Recorded = dataclasses.field(kw_only=True)
 
@@ -88,7 +88,7 @@ class DistillRecorded(Distill):
 
 
 def _flat(batch: Batch) -> tuple[Array, Array]:
-    """The recorded ids and log-probabilities [B * T, k]."""
+    """Returns the recorded ids and log-probabilities [B * T, k]."""
     ids, log_probs = batch["top_ids"], batch["top_log_probs"]
     return ids.reshape(-1, ids.shape[-1]), log_probs.reshape(-1, ids.shape[-1])
 
@@ -96,15 +96,15 @@ def _flat(batch: Batch) -> tuple[Array, Array]:
 def taught(
     options: DistillOptions, mesh: Mesh | None
 ) -> tuple[DistillOptions, LanguageModel, Recorded]:
-    """The recording that a run learns from.
+    """Returns the recording that a run learns from.
 
     Returns:
-      The options with what the recording decides, the target (without parameters, unless tau is
-      measured with it), and the recording.
+      The options with the fields that the recording decides, the target (without parameters, unless
+      tau is measured with it), and the recording.
 
     Raises:
-      ValueError: it is damaged or not complete, another target made it, or it was made for other
-        options.
+      ValueError: the recording is damaged or not complete, another target made it, or it was made
+        for other options.
     """
     teacher = open_teacher(options, options, dtype=options.dtype, settings=options.settings)
     request = teacher.request

@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def make_job(options: DrafterOptions) -> TrainDrafter:
-    """Load and read what the options name, for `fit` or for a loop of one's own.
+    """Loads and reads what the options name, for `fit` or for a loop of one's own.
 
     Returns:
       The job; `job.options` has the defaults filled in.
@@ -78,7 +78,7 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
 
 
 def _beside_target(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
-    """A job whose target is in memory."""
+    """Returns a job whose target is in memory."""
     target = load_target(options, options.dtype, mesh)
     options = fitted(options, target)
     material = gather(options, target, options.settings)
@@ -107,7 +107,7 @@ def _beside_target(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
 
 
 def _recorded(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
-    """A job that learns from a recording."""
+    """Returns a job that learns from a recording."""
     teacher = open_teacher(options, options, (STATES,), options.dtype)
     share = share_of_answers(options.sampled_fraction, teacher)
     options = dataclasses.replace(options, sampled_fraction=share)

@@ -1,4 +1,4 @@
-"""The drafter that `train.drafter --initial` goes on with."""
+"""Loads the drafter that `train.drafter --initial` continues to train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specjax.training.jobs.drafter_options import DrafterOptions
 def initial_params(
     options: DrafterOptions, target: LanguageModel, mine: Learner, to_draft: np.ndarray | None
 ) -> Arrays:
-    """The parameters of the folder `--initial` in float32.
+    """Returns the parameters of the folder `--initial` in float32.
 
     Args:
       options: of the run.
@@ -69,7 +69,7 @@ def initial_params(
 
 
 def _differences(theirs: object, mine: object, name: str = "") -> list[str]:
-    """A line for each field in which two configurations differ."""
+    """Returns a line for each field in which two configurations differ."""
     if type(theirs) is type(mine) and dataclasses.is_dataclass(mine):
         return [
             line

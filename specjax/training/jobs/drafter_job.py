@@ -1,4 +1,4 @@
-"""The job of `train.drafter` beside its target."""
+"""The job of `train.drafter` with its target in memory."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ Batch = Mapping[str, Array]
 
 @dataclasses.dataclass(eq=False)
 class TrainDrafter:
-    """A drafter of any kind in `KINDS`; its parameters are those of `SharedParams.own`."""
+    """Trains a drafter of any kind in `KINDS`; its parameters are those of `SharedParams.own`."""
 
     options: DrafterOptions
     target: LanguageModel
     learner: Learner
     material: Material
-    written: Written | None  # sequences that the target wrote
+    written: Written | None  # sequences of the target
     known: np.ndarray | None  # [U] the drafter's tokens, if its vocabulary is reduced
     mesh: Mesh | None = None
 
@@ -76,7 +76,7 @@ class TrainDrafter:
         return self._laid(self.fresh())
 
     def fresh(self) -> Arrays:
-        """Random parameters from `--seed`; an output matrix starts as the target's."""
+        """Returns random parameters from `--seed`; an output matrix starts as the target's."""
         own = self.learner.init(jax.random.key(self.options.seed))
         if self.learner.own_head:
             matrix = head_matrix(self.frozen).astype(jnp.float32)
@@ -86,7 +86,7 @@ class TrainDrafter:
         return self._with_norm(own)
 
     def _laid(self, own: Arrays) -> Arrays:
-        """Parameters on the run's mesh."""
+        """Puts parameters onto the run's mesh."""
         if self.mesh is None:
             return own
         at = own_shardings(self.learner.source, own, self.mesh, TRAINING_RULES)
@@ -108,14 +108,14 @@ class TrainDrafter:
         return made
 
     def held_out(self, first: int, rows: int) -> dict[str, np.ndarray]:
-        """Held-out rows like those of a batch, beginning with row `first`."""
+        """Returns held-out rows like those of a batch, beginning with row `first`."""
         o, index = self.options, first // rows
         tokens, drawn = held_out_rows(self.material.held_out, index, rows, o.sequence_length)
         return {"tokens": tokens, "drawn": drawn}
 
     @functools.cached_property
     def features(self) -> Features | None:
-        """The target's states on disk, with `--keep-features`."""
+        """Returns the target's states on disk, with `--keep-features`."""
         o, config = self.options, self.target.model.module.config
         if not o.keep_features:
             return None
@@ -136,10 +136,10 @@ class TrainDrafter:
         return Features(folder, depends, shape, round(o.keep_features * 10**9), compute)
 
     def show(self, batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens, and which of them are learned, for --show-mask.
+        """Returns the tokens, and which of them are learned, for --show-mask.
 
         Raises:
-          ValueError: with --online there are no tokens yet.
+          ValueError: with --online there are no tokens before a step.
         """
         if self.options.online:
             raise ValueError(
@@ -148,25 +148,25 @@ class TrainDrafter:
         return batch["tokens"], np.asarray(learned(batch["drawn"]))
 
     def shared(self, own: Arrays, frozen: Arrays) -> SharedParams:
-        """The parameters as the drafter's network takes them."""
+        """Returns the parameters as the drafter's network takes them."""
         return SharedParams(own, {name: frozen[name] for name in self.used})
 
     def _states(self, frozen: Arrays, inputs: Array) -> Array:
-        """[B, T, E + F] the target's last hidden states and its features, of tokens [B, T]."""
+        """Returns [B, T, E + F] the target's last hidden states and features, of tokens [B, T]."""
         positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
         out = self.reader.apply(frozen, inputs, positions, taps=self.learner.source.taps)
         assert out.features is not None  # every learner reads taps
         return jax.lax.stop_gradient(jnp.concatenate([out.hidden, out.features], axis=-1))
 
     def _chosen(self, batch: Batch) -> Drafts:
-        """Drafts that start at random positions of a batch."""
+        """Returns drafts that start at random positions of a batch."""
         mask = learned(batch["drawn"])
         keys = row_keys(self.options.seed, batch["number"])
         anchors = draw_anchors(keys, mask, self.options.num_anchors)
         return Drafts(batch["tokens"], mask, *anchors)
 
     def _speculated(self, own: Arrays, frozen: Arrays, batch: Batch) -> Drafts:
-        """Drafts that the drafter makes while the target continues the texts of a batch with it."""
+        """Returns the drafts of the drafter while both models continue the texts of a batch."""
         o, tokens = self.options, batch["tokens"]
         room = tokens.shape[1]
         made = self.drafter(jax.lax.stop_gradient(own))
@@ -183,7 +183,7 @@ class TrainDrafter:
     def _measured(
         self, own: Arrays, frozen: Arrays, batch: Batch, drafts: Drafts
     ) -> list[tuple[Guess, Array, Array, Array]]:
-        """For each depth the guess, its total weight, its summed loss, and alpha [B, A]."""
+        """Returns for each depth the guess, its total weight, its summed loss, and alpha [B, A]."""
         o, params = self.options, self.shared(own, frozen)
         config, tokens = self.target.model.module.config, drafts.tokens
         states = batch.get("states")
@@ -233,7 +233,7 @@ class TrainDrafter:
         return total, metrics
 
     def drafter(self, own: Arrays) -> PublishedDrafter:
-        """The drafter with these parameters, whose drafts are a chain."""
+        """Returns the drafter with these parameters, whose drafts are a chain."""
         if self.to_draft is not None:
             own = {**own, "to_draft": jnp.asarray(self.to_draft)}
         source = self.learner.source
@@ -256,7 +256,7 @@ class TrainDrafter:
     @functools.cached_property
     def _measure(self) -> Callable[..., Array]:
         def alphas(params: Arrays, frozen: Arrays, batch: Batch) -> Array:
-            """[2, D] sums of weight * alpha, and of weights."""
+            """Returns [2, D] sums of weight * alpha, and of weights."""
             measured = self._measured(params, frozen, batch, self._chosen(batch))
             sums = [(jnp.sum(g.weight * alpha), weight) for g, weight, _, alpha in measured]
             return jnp.array(sums).T
@@ -305,7 +305,7 @@ class TrainDrafter:
         return {"models": models}
 
     def goal(self, report: dict[str, float]) -> float:
-        """tau where it is measured; else the expected length of a sampled chain."""
+        """Returns tau where it is measured; else the expected length of a sampled chain."""
         return report.get("tau", report["held_out_length"])
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:

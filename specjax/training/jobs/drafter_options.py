@@ -154,7 +154,7 @@ class DrafterOptions(LoopOptions, TaughtOptions, WeightOptions, ServedOptions):
 
     @property
     def online_steps(self) -> int:
-        """Steps of speculation that fit into a sequence even if every draft is accepted."""
+        """The steps of speculation that fit into a sequence even if every draft is accepted."""
         return (self.sequence_length + 1 - self.sampled_prompt) // (self.num_drafts + 1)
 
     @property
@@ -163,7 +163,7 @@ class DrafterOptions(LoopOptions, TaughtOptions, WeightOptions, ServedOptions):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How the target writes sequences, as `Sampling.create` takes it."""
+        """The sampling settings of generated sequences, as `Sampling.create` takes them."""
         return {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
 
     # A drafter is not trained on its own text, and documents are packed.

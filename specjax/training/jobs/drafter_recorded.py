@@ -12,7 +12,7 @@ from specjax.training.recorded import Recorded
 
 @dataclasses.dataclass(eq=False)
 class RecordedDrafter(TrainDrafter):
-    """A drafter whose target has read every sequence before."""
+    """Trains a drafter with the recorded hidden states of its target."""
 
     teacher: Recorded = dataclasses.field(kw_only=True)
 

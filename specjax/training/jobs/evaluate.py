@@ -66,7 +66,7 @@ class Figures(TypedDict):
 
 
 def summarise(measured: Measured) -> Figures:
-    """The figures of all prompts together."""
+    """Returns the figures of all prompts together."""
     c = measured.counts
     emitted, seconds = (np.bincount(measured.batch, x) for x in (c.emitted, measured.seconds))
     return {
@@ -81,13 +81,13 @@ def summarise(measured: Measured) -> Figures:
 
 
 def figure(above: ArrayLike, below: ArrayLike) -> Figure | None:
-    """`measure.interval`, without ends for a single sample, which shows no spread."""
+    """Returns `measure.interval`, without ends for a single sample, which has no variance."""
     made = interval(above, below)
     return made if made is None or np.size(below) > 1 else (made[0], None, None)
 
 
 def table(figures: Figures) -> str:
-    """The figures as Markdown."""
+    """Returns the figures as Markdown."""
 
     def row(name: str, value: Figure | None, digits: int) -> str:
         if value is None:
@@ -107,7 +107,7 @@ def table(figures: Figures) -> str:
 
 
 def plot(figures: Figures, path: str) -> None:
-    """Draw alpha by depth."""
+    """Draws alpha by depth."""
     plt = pyplot()
     points = [(k, *v) for k, v in enumerate(figures["alpha_by_depth"], start=1) if v is not None]
     depth, value, low, high = np.array(points, float).reshape(-1, 4).T

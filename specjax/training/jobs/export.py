@@ -72,7 +72,7 @@ class ExportOptions(Options):
 
 
 def export_draft(options: ExportOptions) -> None:
-    """Write a draft as a Hugging Face folder.
+    """Writes a draft as a Hugging Face folder.
 
     Raises:
       ValueError: the draft has no tokenizer, or does not fit `options.target` in an engine.
@@ -94,7 +94,7 @@ def export_draft(options: ExportOptions) -> None:
 
 
 def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
-    """Check that the draft shares the target's tokens; print a note if its context is shorter.
+    """Checks that the draft has the target's tokens; prints a note if its context is shorter.
 
     Raises:
       ValueError: the draft has other tokens, or another number of them.
@@ -122,7 +122,7 @@ def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
 
 
 def export_heads(options: ExportOptions) -> None:
-    """Write Medusa heads in another format.
+    """Writes Medusa heads in another format.
 
     Raises:
       ValueError: the heads belong to another target, or the format cannot represent them.

@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def generate(options: GenerateOptions) -> None:
-    """Run the job in a folder that the caller holds."""
+    """Runs the job in a folder that the caller holds."""
     out, rows = pathlib.Path(options.out), options.batch_size
 
     def windows(target: LanguageModel) -> list[list[int]]:

@@ -38,7 +38,7 @@ from specjax.training.targets import fitted, load_target
 
 
 def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapter:
-    """Untrained heads, or those of `--initial`.
+    """Returns untrained heads, or those of `--initial`.
 
     Raises:
       ValueError: the heads in `--initial` have another shape or another target.
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def make_job(options: MedusaOptions) -> TrainMedusa:
-    """Load and read what the options name, for `fit` or for a loop of one's own.
+    """Loads and reads what the options name, for `fit` or for a loop of one's own.
 
     Raises:
       ValueError: options, models and data do not fit together.
@@ -79,7 +79,7 @@ def make_job(options: MedusaOptions) -> TrainMedusa:
 
 
 def _beside_target(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
-    """A job whose target is in memory."""
+    """Returns a job whose target is in memory."""
     target = load_target(options, "float32", mesh)
     options = fitted(options, target)
     material = gather(options, target)
@@ -93,7 +93,7 @@ def _beside_target(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
 
 
 def _recorded(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
-    """A job that learns from a recording."""
+    """Returns a job that learns from a recording."""
     teacher = open_teacher(options, options, (STATES,))
     target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))
     inputs = {**teacher.request.hashes, "teacher": teacher.hash}

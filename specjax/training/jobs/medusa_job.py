@@ -1,4 +1,4 @@
-"""The job of `train.medusa` beside its target."""
+"""The job of `train.medusa` with its target in memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Batch = Mapping[str, Array]
 
 
 def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
-    """The labels of head k (from 0): at position t it learns the token at t + 2 + k.
+    """Returns the labels of head k (from 0): at position t it learns the token at t + 2 + k.
 
     Args:
       tokens: [B, T + 1] a batch.
@@ -75,7 +75,7 @@ def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
 def _soft_cross_entropy(
     logits: Array, weight: Array, target_hidden: Array, teacher: Teacher
 ) -> Array:
-    """Sum over rows of weight * cross-entropy against the target's distribution.
+    """Returns the sum over rows of weight * cross-entropy against the target's distribution.
 
     Shapes [C, V], [C], [C, E].
     """
@@ -85,11 +85,11 @@ def _soft_cross_entropy(
 
 @dataclasses.dataclass(eq=False)
 class TrainMedusa:
-    """Medusa heads, alone or together with their target.
+    """Trains Medusa heads, by themselves or together with their target.
 
-    The loss is the cross-entropy of every head, where later heads weigh less (Cai et al. 2024,
-    arXiv 2401.10774, equation 1), plus the target's own loss if it is trained too (equation 2).
-    The parameters are those of the heads, or {"heads": ..., "lora": ...} with --lora-rank.
+    The loss is the cross-entropy of every head, where later heads have less weight (Cai et al.
+    2024, arXiv 2401.10774, equation 1), plus the target's own loss if it is trained too (equation
+    2).  The parameters are those of the heads, or {"heads": ..., "lora": ...} with --lora-rank.
     """
 
     options: MedusaOptions
@@ -124,7 +124,7 @@ class TrainMedusa:
         return {"heads": made, "lora": self.changes()} if self.joint else made
 
     def changes(self) -> dict[str, dict[str, Array]]:
-        """The initial LoRA of the target: a change of zero."""
+        """Returns the initial LoRA of the target: a change of zero."""
         o = self.options
         return initial_lora(self.frozen, o.lora_rank, self.tied, jax.random.key(o.seed))
 
@@ -142,18 +142,18 @@ class TrainMedusa:
         return {"tokens": tokens, "drawn": drawn, "share": share}
 
     def show(self, batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens, and which of them any head learns, for --show-mask."""
+        """Returns the tokens, and which of them any head learns, for --show-mask."""
         return batch["tokens"], np.asarray(learned(batch["drawn"]))
 
     def split(self, params: Arrays, frozen: Arrays) -> tuple[Arrays, Arrays]:
-        """The parameters of the heads, and those of the target with its LoRA merged."""
+        """Returns the parameters of the heads, and those of the target with its LoRA merged."""
         if not self.joint:
             return params, frozen
         merged = merge(frozen, params["lora"], self.options.lora_alpha / self.options.lora_rank)
         return params["heads"], constrain_like(merged, layout(frozen))
 
     def hidden(self, target: Arrays, batch: Batch) -> Array:
-        """The target's last hidden states [B * T, E]."""
+        """Returns the target's last hidden states [B * T, E]."""
         return read(self.reader, target, batch["tokens"][:, :-1], self.end)
 
     def loss(self, params: Arrays, frozen: Arrays, batch: Batch) -> tuple[Array, dict[str, Array]]:
@@ -174,7 +174,7 @@ class TrainMedusa:
     def _loss_of_heads(
         self, heads: Arrays, hidden: Array, matrix: Array, tokens: Array, mask: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """The weighted sum of the heads' losses, and the loss of each."""
+        """Returns the weighted sum of the heads' losses, and the loss of each."""
         rows, length = mask.shape
         # `chunked` applies the linear map, so that the logits never exist all at once.
         heads_hidden = medusa_hidden(self.heads.clone(own_heads=False), heads, hidden)
@@ -204,7 +204,7 @@ class TrainMedusa:
     def _loss_of_target(
         self, frozen: Arrays, hidden: Array, matrix: Array, tokens: Array, mask: Array
     ) -> Array:
-        """The target's own loss on the data, or with --self-distil against the original target."""
+        """Returns the target's loss on the data, or with --self-distil against the original."""
         weight = mask.reshape(-1)
         if self.options.self_distil:
             before = read(self.reader, frozen, tokens[:, :-1], self.end)
@@ -217,13 +217,13 @@ class TrainMedusa:
         return total / jnp.maximum(weight.sum(), 1)
 
     def _ranks(self, heads: Arrays, target: Arrays, texts: np.ndarray) -> np.ndarray:
-        """The ranks [B, T - 1 - K, K] that K heads give to the tokens of texts [B, T]."""
+        """Returns the ranks [B, T - 1 - K, K] that K heads give to the tokens of texts [B, T]."""
         texts = lay_batch(texts, self.mesh)
         ranks = measure_ranks(self.reader, target, self.heads, heads, head_matrix(target), texts)
         return ranks.reshape(len(texts), -1, self.heads.num_heads)
 
     def held_out(self, index: int, heads: Arrays, target: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """`drawn` [B, T] and ranks [B, T - 1 - K, K] of a held-out batch."""
+        """Returns `drawn` [B, T] and ranks [B, T - 1 - K, K] of a held-out batch."""
         o = self.options
         tokens, drawn = held_out_rows(
             self.material.held_out, index, o.batch_size, o.sequence_length
@@ -231,10 +231,10 @@ class TrainMedusa:
         return drawn, self._ranks(heads, target, tokens[:, :-1])
 
     def held_out_ranks(self, heads: Arrays, target: Arrays) -> np.ndarray:
-        """Ranks [M, K] at the held-out positions where every head's label is a learned token.
+        """Returns ranks [M, K] at held-out positions where every head's label is a learned token.
 
         Raises:
-          ValueError: there is no such position.
+          ValueError: no such position exists.
         """
         o, parts = self.options, []
         for i in range(o.eval_batches):
@@ -248,7 +248,7 @@ class TrainMedusa:
         return ranks
 
     def learned_windows(self, drawn: np.ndarray) -> np.ndarray:
-        """[B, T - 1 - K] where every head's label is a learned token, for `drawn` [B, T]."""
+        """Returns [B, T - 1 - K], True where every head's label is learned, for `drawn` [B, T]."""
         windows = np.lib.stride_tricks.sliding_window_view(
             np.asarray(learned(drawn))[:, 1:-1], self.options.num_heads, axis=1
         )
@@ -284,7 +284,7 @@ class TrainMedusa:
         return {"models": models}
 
     def goal(self, report: dict[str, float]) -> float:
-        """tau where it is measured; else the expected length of the best tree."""
+        """Returns tau where it is measured; else the expected length of the best tree."""
         return report.get("tau", report["held_out_length"])
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:
@@ -310,10 +310,10 @@ class TrainMedusa:
         save_medusa(folder / "heads", adapter, changed.name, jnp.bfloat16)
 
     def drafted(self, heads: Arrays, target: Arrays) -> tuple[np.ndarray, str]:
-        """Ranks [M, K] where the heads will draft, and the name of the text."""
+        """Returns ranks [M, K] at the positions of drafts, and the name of the text."""
         texts, starts = self._write(target)
         ranks = self._ranks(heads, target, texts)
-        # Heads draft after a prompt, so only ranks of tokens that the target wrote are counted.
+        # Heads draft after a prompt, so only ranks of tokens of the target are counted.
         return ranks[np.arange(ranks.shape[1]) >= starts[:, None]], "greedy text"
 
     def _prompts(self, count: int, longest: int) -> list[list[int]]:
@@ -323,7 +323,7 @@ class TrainMedusa:
         )
 
     def _write(self, target: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """Let the target continue held-out prompts greedily.
+        """Lets the target continue held-out prompts greedily.
 
         On a mesh the number of sequences is rounded up to a multiple of its row parts.
 

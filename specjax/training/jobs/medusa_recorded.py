@@ -30,7 +30,7 @@ class _Mix:
 
 @dataclasses.dataclass(eq=False)
 class RecordedMedusa(TrainMedusa):
-    """Heads whose target has read every sequence before, and stays as it is."""
+    """Trains Medusa heads with the recorded hidden states of a target, which stays as it is."""
 
     teacher: Recorded = dataclasses.field(kw_only=True)
     share: float = dataclasses.field(kw_only=True)  # of the sequences with answers
@@ -50,7 +50,7 @@ class RecordedMedusa(TrainMedusa):
         return made["drawn"], self._recorded_ranks(heads, target, made)
 
     def drafted(self, heads: Arrays, target: Arrays) -> tuple[np.ndarray, str]:
-        """Ranks of recorded answers that the target may have written; else of held-out text."""
+        """Returns ranks of recorded answers that the target may have generated, else of text."""
         text, answers, _ = self.teacher.request.counts
         if not answers:
             return self.held_out_ranks(heads, target), "held-out text"
@@ -62,7 +62,7 @@ class RecordedMedusa(TrainMedusa):
     def _recorded_ranks(
         self, heads: Arrays, target: Arrays, made: dict[str, np.ndarray]
     ) -> np.ndarray:
-        """The ranks [B, T - 1 - K, K] of a batch."""
+        """Returns the ranks [B, T - 1 - K, K] of a batch."""
         tokens = made["tokens"][:, :-1]
         states = jnp.asarray(made[STATES], jnp.float32)
         matrix = head_matrix(target)
@@ -71,7 +71,7 @@ class RecordedMedusa(TrainMedusa):
 
     @functools.cached_property
     def _said(self) -> Model:
-        """A model that returns the hidden states it is given; nobody reads its logits."""
+        """Returns a model that returns the hidden states it is given; its logits are not used."""
         size = self.target.model.vocab_size
 
         def said(states: Array, tokens: Array) -> tuple[Array, Array]:

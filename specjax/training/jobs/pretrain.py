@@ -65,7 +65,7 @@ class PretrainOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions):
 
 @dataclasses.dataclass(eq=False)
 class Pretrain:
-    """A language model, trained by cross-entropy on windows of text."""
+    """Trains a language model by cross-entropy on windows of text."""
 
     options: PretrainOptions
     model: LinenModel
@@ -90,7 +90,7 @@ class Pretrain:
         return self.train.batch(step, o.batch_size, o.sequence_length, o.seed)
 
     def show(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens, all of which are learned, for --show-mask."""
+        """Returns the tokens, all of which are learned, for --show-mask."""
         return batch, np.ones_like(batch[:, 1:])
 
     def loss(self, params: Arrays, frozen: Arrays, batch: Array) -> tuple[Array, dict[str, Array]]:
@@ -132,7 +132,7 @@ class Pretrain:
 
 
 def _tokenizer(options: PretrainOptions) -> str | None:
-    """The file of the tokenizer; None: a new one is trained."""
+    """Returns the file of the tokenizer; None: a new one is trained."""
     if options.tokenizer is not None or options.start is None or not options.start.has_weights:
         return options.tokenizer
     return str(find_folder(options.start.folder) / "tokenizer.json")
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def make_job(options: PretrainOptions) -> Pretrain:
-    """Read what the options name, for `fit` or for a loop of one's own.
+    """Reads what the options name, for `fit` or for a loop of one's own.
 
     Raises:
       ValueError: options, model and data do not fit together.

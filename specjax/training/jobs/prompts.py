@@ -42,7 +42,7 @@ class PromptOptions(TextOptions):
 
 
 def cut(text: str, characters: int) -> str:
-    """The prompt of a file."""
+    """Returns the prompt of a file."""
     middle = len(text) / 2
     ends = [match.end() for match in _HEADER.finditer(text)]
     end = (
@@ -54,7 +54,7 @@ def cut(text: str, characters: int) -> str:
 
 
 def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
-    """`source` and `prompt` of each file, in the order of the corpus.
+    """Returns `source` and `prompt` of each file, in the order of the corpus.
 
     Raises:
       ValueError: `like` names files that are not held out.
@@ -86,7 +86,7 @@ def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
 
 
 def _name(path: pathlib.Path, folders: tuple[str, ...]) -> str:
-    """The path of a file from its folder of `--data` on, without "site-packages/"."""
+    """Returns the path of a file from its folder of `--data` on, without "site-packages/"."""
     root = max(
         (root for root in map(pathlib.Path, folders) if path.is_relative_to(root)),
         key=lambda r: len(r.parts),

@@ -45,7 +45,7 @@ _MOST = 256 * 10**6
 
 @dataclasses.dataclass(frozen=True)
 class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
-    """The target, the data, and what is recorded."""
+    """The target, the data, and the recorded arrays."""
 
     out: str = option("runs/teacher", "folder of the recording")
     top: int | None = option(
@@ -101,7 +101,7 @@ class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
 
     @property
     def candidates(self) -> int:
-        """k."""
+        """k, the number of candidates of each token."""
         return (0 if self.has_states else 64) if self.top is None else self.top
 
     @property
@@ -131,7 +131,7 @@ class Sequences:
         return windows, answers, min(o.held_out, most)
 
     def rows(self, numbers: range) -> Written:
-        """The sequences of these numbers."""
+        """Returns the sequences of these numbers."""
         windows, answers, _ = self.counts
         made = [self._row(number, windows, answers) for number in numbers]
         tokens, drawn, limit = (
@@ -154,7 +154,7 @@ class Sequences:
         return material.held_out.at(np.array([number]))
 
     def _answer(self, written: Written, number: int) -> Written:
-        """Every sequence once; those of weighed sources in turns, until as many were taken."""
+        """Returns one sequence; sources with weights take turns until as many were taken."""
         if written.origin is None:
             return written.at(np.array([number]))
         row = written.rows(number, 1, self.options.seed)
@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def record(options: TeacherOptions) -> None:
-    """Run the job in a folder that the caller holds."""
+    """Runs the job in a folder that the caller holds."""
     out, mesh = pathlib.Path(options.out), mesh_of_sizes(mesh_sizes(options))
     target = load_target(options, options.dtype, mesh)
     options = fitted(options, target)
@@ -235,7 +235,7 @@ def _said(
     params: Arrays,
     tokens: Array,
 ) -> dict[str, Array]:
-    """What the target says about tokens [B, T + 1]; see `recorded.Said`."""
+    """Returns the target's outputs for tokens [B, T + 1]; see `recorded.Said`."""
     inputs = tokens[:, :-1]
     out = read_layers(network, params, inputs, end, taps=request.taps)
     said: dict[str, Array] = {}
@@ -257,10 +257,10 @@ def _said(
 
 
 def _taps(options: TeacherOptions, layers: int) -> tuple[int, ...]:
-    """The layers whose outputs are recorded, ascending.
+    """Returns the layers whose outputs are recorded, ascending.
 
     Raises:
-      ValueError: the target does not have one of them.
+      ValueError: the target lacks one of them.
     """
     found = set(options.taps)
     for kind in options.drafters:
