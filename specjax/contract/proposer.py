@@ -118,7 +118,7 @@ class Proposer(Part):
         return None
 
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        """The state before any token; by default there is none.
+        """Returns the state before any token, by default an empty one.
 
         Args:
           params: the proposer's parameters.
@@ -175,9 +175,9 @@ class Proposer(Part):
         """
 
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """The state after `block` is committed; by default it stays as it is.
+        """Returns the state after `block` is committed, by default the same.
 
-        Only store tokens here; read them in `propose`.
+        It only stores tokens; `propose` reads them.
         """
         del params, block
         return state
