@@ -10,7 +10,7 @@ from toys import TABLES as toys
 
 from specjax import NGram, Params
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams
-from specjax.proposers.rates import Rates
+from specjax.proposers.adaptive.rates import Rates
 
 WIDTHS = (1, 2, 4)
 LOOKUP, DRAFT = NGram(3, min_ngram=1), toys.CASES["draft 3"]

@@ -1,4 +1,4 @@
-"""`choose` of `specjax.proposers.choosing` as one compiled program, which tests call often."""
+"""`choose` of adaptive drafting as one compiled program, which tests call often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.proposers.choosing import Part, choose
+from specjax.proposers.adaptive.choosing import Part, choose
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 6))

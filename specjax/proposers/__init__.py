@@ -8,18 +8,25 @@ The sources are in `specjax.methods`.
 """
 
 from specjax._internal.moved import forward
-from specjax.proposers.adaptive import PAUSE, Adaptive
-from specjax.proposers.adaptive_state import MEASURED, AdaptiveParams, AdaptiveState
+from specjax.proposers.adaptive import (
+    MEASURED,
+    PAUSE,
+    POLICY,
+    Adaptive,
+    AdaptiveParams,
+    AdaptiveState,
+    Policy,
+    Rates,
+)
 from specjax.proposers.catch_up import AT_ONCE, remember, then_pending
 from specjax.proposers.combine import CostAware, CostAwareParams, FirstOf
 from specjax.proposers.forced import Forced
 from specjax.proposers.ngram import NGram
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.plain import NoProposer
-from specjax.proposers.policy import POLICY, Policy
-from specjax.proposers.rates import Rates
 from specjax.proposers.shapes import (
     BestFirst,
+    BlockShape,
     Chain,
     Choices,
     ChoiceTree,
@@ -51,6 +58,7 @@ __all__ = [
     "AdaptiveParams",
     "AdaptiveState",
     "BestFirst",
+    "BlockShape",
     "Chain",
     "ChoiceTree",
     "Choices",

@@ -15,8 +15,8 @@ import specjax
 from specjax import RULES, Decoder, NGram, Params
 from specjax.methods import DraftSource
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain
-from specjax.proposers.policy import POLICY
-from specjax.proposers.trials import Trials
+from specjax.proposers.adaptive.policy import POLICY
+from specjax.proposers.adaptive.trials import Trials
 from specjax.types import ABSENT, Proposal
 
 INF = float("inf")

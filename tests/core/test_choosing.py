@@ -10,11 +10,11 @@ import pytest
 import scipy.stats
 from compiled_choice import chosen as choose
 
-from specjax.proposers import choosing
-from specjax.proposers.choosing import Part
-from specjax.proposers.policy import POLICY, Policy
-from specjax.proposers.rates import Rates
-from specjax.proposers.trials import Trials
+from specjax.proposers.adaptive import choosing
+from specjax.proposers.adaptive.choosing import Part
+from specjax.proposers.adaptive.policy import POLICY, Policy
+from specjax.proposers.adaptive.rates import Rates
+from specjax.proposers.adaptive.trials import Trials
 
 WINDOWS = POLICY.windows
 WIDTHS = (1, 3, 5)

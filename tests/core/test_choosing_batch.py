@@ -11,9 +11,9 @@ from compiled_choice import chosen
 
 import specjax
 from specjax.proposers import MEASURED, Adaptive, AdaptiveParams
-from specjax.proposers.choosing import Part
-from specjax.proposers.policy import POLICY
-from specjax.proposers.trials import Trials
+from specjax.proposers.adaptive.choosing import Part
+from specjax.proposers.adaptive.policy import POLICY
+from specjax.proposers.adaptive.trials import Trials
 from specjax.types import Block
 
 NEVER = Trials(np.zeros(2, np.int32), np.full(2, 99), np.zeros(2, np.float32))

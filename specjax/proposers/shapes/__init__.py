@@ -1,6 +1,6 @@
 """Shapes arrange the drafts of a source: a chain, trees, choices."""
 
-from specjax.proposers.shapes.base import Shape
+from specjax.proposers.shapes.base import BlockShape, Shape
 from specjax.proposers.shapes.best_first import BestFirst
 from specjax.proposers.shapes.chain import Chain, check_num_drafts
 from specjax.proposers.shapes.choice_tree import ChoiceTree
@@ -15,6 +15,7 @@ from specjax.proposers.shapes.static_tree import StaticTree
 
 __all__ = [
     "BestFirst",
+    "BlockShape",
     "Chain",
     "ChoiceTree",
     "Choices",

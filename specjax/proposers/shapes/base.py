@@ -1,4 +1,4 @@
-"""`Shape`: the base class of proposers that arrange the drafts of a source."""
+"""`Shape` and `BlockShape`: the base classes of proposers that arrange the drafts of a source."""
 
 from __future__ import annotations
 
@@ -6,13 +6,45 @@ import dataclasses
 
 from jax import Array
 
-from specjax.contract import Arrays, Loaded, Lookahead, Proposer, Source
+from specjax.contract import Arrays, BlockSource, Loaded, Lookahead, Proposer, Source
 from specjax.types import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape(Proposer):
-    """Calls a source and arranges its drafts.  Parameters and state are those of the source."""
+class _OverSource(Proposer):
+    """Calls a source.  Parameters and state are those of the source."""
+
+    source: Source | BlockSource
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        return self.source.bind(target, draft)
+
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return self.source.read(params, state, block)
+
+    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+        return self.source.truncate(state, count, last)
+
+    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+        return self.source.adapt(state, adapter)
+
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return self.source.observe(params, state, block)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockShape(_OverSource):
+    """Arranges the drafts of a source that predicts several tokens in one pass."""
+
+    source: BlockSource
+
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        return self.source.init(params, prompt, capacity)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape(_OverSource):
+    """Arranges the drafts of a source that predicts one token after another."""
 
     source: Source
     _lookahead: Lookahead = dataclasses.field(init=False, repr=False, compare=False)
@@ -46,26 +78,11 @@ class Shape(Proposer):
         )
         object.__setattr__(self, "_lookahead", Lookahead(max_depth, staged, self.is_chain))
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        return self.source.bind(target, draft)
-
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         return self.source.init(params, prompt, capacity, self._lookahead)
 
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        return self.source.read(params, state, block)
-
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        return self.source.truncate(state, count, last)
-
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
-        return self.source.adapt(state, adapter)
-
     def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         return self.source.start(params, prompt, capacity, self._lookahead)
-
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        return self.source.observe(params, state, block)
 
     def rest(self, state: Arrays) -> Arrays:
         return self.source.rest(state)

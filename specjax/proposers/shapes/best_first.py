@@ -10,13 +10,14 @@ import numpy as np
 from jax import Array
 
 from specjax import sampling
-from specjax.contract import Arrays, BlockSource, Context, Loaded, Proposer
+from specjax.contract import Arrays, Context
+from specjax.proposers.shapes.base import BlockShape
 from specjax.proposers.shapes.choice_tree import check_block_source
-from specjax.types import ABSENT, Block, Proposal
+from specjax.types import ABSENT, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class BestFirst(Proposer):
+class BestFirst(BlockShape):
     """Proposes the `num_nodes` paths of greatest value, a product of probabilities.
 
     Parents are traced: every row and step has a tree of its own, in one compiled program.
@@ -47,7 +48,6 @@ class BestFirst(Proposer):
       >>> drafter = specjax.load_drafter("org/head", target, BestFirst, num_nodes=32, width=8)
     """
 
-    source: BlockSource
     num_nodes: int = 16
     width: int = 4
     is_chain = False
@@ -87,24 +87,6 @@ class BestFirst(Proposer):
             levels.append((expanded, kept))
             expanded = min(kept, limit)
         return levels
-
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        return self.source.bind(target, draft)
-
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        return self.source.init(params, prompt, capacity)
-
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        return self.source.read(params, state, block)
-
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        return self.source.truncate(state, count, last)
-
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
-        return self.source.adapt(state, adapter)
-
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        return self.source.observe(params, state, block)
 
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
         source, rows, width = self.source, len(context.pending), self.width

@@ -10,13 +10,14 @@ import numpy as np
 from jax import Array
 
 from specjax import sampling, tree
-from specjax.contract import Arrays, BlockSource, Context, Loaded, Proposer
+from specjax.contract import Arrays, BlockSource, Context
+from specjax.proposers.shapes.base import BlockShape
 from specjax.proposers.shapes.choices import Choices
-from specjax.types import ABSENT, Block, Proposal
+from specjax.types import ABSENT, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class ChoiceTree(Proposer):
+class ChoiceTree(BlockShape):
     """A tree of choices: (i, j) is the j-th best draft at depth 2, below the i-th best at depth 1.
 
     All nodes of a depth share a distribution, since the source predicts all depths in one pass,
@@ -34,7 +35,6 @@ class ChoiceTree(Proposer):
         depth.
     """
 
-    source: BlockSource
     choices: Choices = ()
 
     def __post_init__(self) -> None:
@@ -63,24 +63,6 @@ class ChoiceTree(Proposer):
             is_chain=depth == len(self.choices),
             taps=self.source.taps,
         )
-
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        return self.source.bind(target, draft)
-
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        return self.source.init(params, prompt, capacity)
-
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        return self.source.read(params, state, block)
-
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        return self.source.truncate(state, count, last)
-
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
-        return self.source.adapt(state, adapter)
-
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        return self.source.observe(params, state, block)
 
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
         logits, known, reading = self.source.marginals(params, state, context)

@@ -7,9 +7,9 @@ from flax import struct
 from jax import Array
 
 from specjax.contract import Arrays
+from specjax.proposers.adaptive.rates import Rates
+from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.own_text import OwnText
-from specjax.proposers.rates import Rates
-from specjax.proposers.trials import Trials
 
 MEASURED = -1
 """The value of `AdaptiveParams.forced` with which measured seconds choose the option."""

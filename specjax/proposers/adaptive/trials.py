@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.proposers.policy import POLICY, Policy
+from specjax.proposers.adaptive.policy import POLICY, Policy
 
 
 @struct.dataclass

@@ -8,7 +8,7 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.prefix_sums import running_product, running_sum
-from specjax.proposers.policy import POLICY, Policy
+from specjax.proposers.adaptive.policy import POLICY, Policy
 
 
 @struct.dataclass

@@ -12,7 +12,10 @@ from jax import Array
 from specjax import tree
 from specjax._internal.control_flow import apply_if
 from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
-from specjax.proposers.adaptive_state import (
+from specjax.proposers.adaptive.choosing import Part, choose
+from specjax.proposers.adaptive.policy import POLICY, Policy
+from specjax.proposers.adaptive.rates import Rates
+from specjax.proposers.adaptive.state import (
     MEASURED,
     AdaptiveParams,
     AdaptiveState,
@@ -20,13 +23,10 @@ from specjax.proposers.adaptive_state import (
     gains_of_parts,
     rates_after,
 )
+from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.catch_up import AT_ONCE
-from specjax.proposers.choosing import Part, choose
 from specjax.proposers.combine import with_logits
 from specjax.proposers.own_text import OwnText
-from specjax.proposers.policy import POLICY, Policy
-from specjax.proposers.rates import Rates
-from specjax.proposers.trials import Trials
 from specjax.types import ABSENT, Block, Proposal
 
 PAUSE = POLICY.pause

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.prefix_sums import running_sum
-from specjax.proposers.policy import POLICY, Policy
-from specjax.proposers.trials import Trials
+from specjax.proposers.adaptive.policy import POLICY, Policy
+from specjax.proposers.adaptive.trials import Trials
 
 
 @dataclasses.dataclass(frozen=True)
