@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import math
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -22,6 +23,9 @@ from specjax.training.rows import has_rows, holds_conversations, read_texts
 
 END_OF_TEXT = "<|endoftext|>"
 _HELD_OUT_OF = 100  # one file in a hundred
+
+LEAST = 1000
+"""Characters of a single text whose end can be held out."""
 _BLOCK = 1 << 22
 """Token ids that are read at a time."""
 
@@ -74,21 +78,30 @@ class TextOptions(Options):
         return Source(self.data, self.pattern, self.exclude, self.max_bytes, self.column)
 
 
-def read_documents(source: Source, tells: bool = True) -> Iterator[tuple[pathlib.Path, str]]:
+def read_documents(
+    source: Source, tells: bool = True, cut: int | None = None
+) -> Iterator[tuple[pathlib.Path, str]]:
     """The distinct texts of a source, in sorted order: of a file, or of each row of a file.
 
-    Binary, empty and large texts are skipped.  The number of large ones is printed if `tells`.  In
-    addition to the text that is read, a hash of 16 bytes of each text is in memory.
+    Binary, empty and large texts are skipped.  The number of large ones is printed if `tells`.  A
+    file that is all of the data is read whatever its size.  In addition to the text that is read, a
+    hash of 16 bytes of each text is in memory.
+
+    Args:
+      source: the texts.
+      tells: print the number of texts that are left out.
+      cut: an index into each text, which becomes two texts there; None: all stay whole.
 
     Raises:
       ValueError: a folder does not exist, or a file holds conversations or a broken row.
     """
     seen: set[bytes] = set()
     count, largest = 0, (0, pathlib.Path())
+    most = math.inf if is_one_file(source) else source.max_bytes
     for path, size, read in _texts(source, tells):
-        if size > source.max_bytes:
+        if size > most:
             count, largest = count + 1, max(largest, (size, path))
-        if not 0 < size <= source.max_bytes:
+        if not 0 < size <= most:
             continue
         raw = read()
         digest = hashlib.sha256(raw).digest()[:16]
@@ -96,9 +109,14 @@ def read_documents(source: Source, tells: bool = True) -> Iterator[tuple[pathlib
             continue
         seen.add(digest)
         try:
-            yield path, raw.decode("utf-8")
+            text = raw.decode("utf-8")
         except UnicodeDecodeError:
             continue
+        if cut is None:
+            yield path, text
+        else:
+            yield path, text[:cut]
+            yield path / "end", text[cut:]
     if count and tells:
         size, path = largest
         print(
@@ -154,6 +172,25 @@ def _below(root: pathlib.Path, source: Source, pattern: str | None) -> Iterator[
         excluded = any(part in source.exclude for part in parts[:-1])
         if path.is_file() and not excluded and not hidden:
             yield path
+
+
+def is_one_file(source: Source) -> bool:
+    """Returns whether the data is a single file of text."""
+    paths = [pathlib.Path(folder) for folder in source.folders]
+    return len(paths) == 1 and paths[0].is_file() and not has_rows(paths[0])
+
+
+def where_to_cut(text: str) -> int | None:
+    """Returns the index at which the held-out end of a single text begins.
+
+    It is a twentieth of the text, from the first line that begins there; None: the text has less
+    than `LEAST` characters.
+    """
+    if len(text) < LEAST:
+        return None
+    start = len(text) - len(text) // 20
+    line = text.find("\n", start, len(text) - len(text) // 40)
+    return start if line < 0 else line + 1
 
 
 def too_few(source: Source, count: int) -> str:

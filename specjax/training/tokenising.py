@@ -7,7 +7,7 @@
     progress.json      until then: the progress of the files, and the hashes of their contents
 
 The texts are read once to divide them, once more if a tokenizer is trained on them, and once to be
-tokenised.  An interrupted call keeps its finished texts.
+tokenised.  An interrupted call keeps its finished texts.  Of a single text the end is held out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tqdm import tqdm
 from specjax.files import read_tokenizer
 from specjax.parallel import leader
 from specjax.training.corpus import (
+    LEAST,
     Source,
     Tokens,
     digest,
@@ -35,6 +36,7 @@ from specjax.training.corpus import (
     read_documents,
     too_few,
     train_tokenizer,
+    where_to_cut,
 )
 from specjax.training.mesh import together
 from specjax.training.mixture import Mixture
@@ -53,22 +55,37 @@ class _Split:
 
     count: int
     only: str | None  # the hash of the one text that is held out, if none is by its number
+    cut: int | None = None  # the index at which a single text is divided into two
 
     @classmethod
     def of(cls, source: Source) -> _Split:
         """Reads all texts.
 
         Raises:
-          ValueError: there are fewer than two.
+          ValueError: there are fewer than two, and no single text whose end can be held out.
         """
-        count, chosen, least = 0, False, (2**32, "")
+        count, chosen, least, text = 0, False, (2**32, ""), ""
         for _, text in read_documents(source):
             count, chosen = count + 1, chosen or holds_out(text)
             least = min(least, (number_of(text), _hash(text)))
+        if count == 1 and (cut := where_to_cut(text)) is not None:
+            print(
+                f"--data is one text of {len(text)} characters: its last {len(text) - cut} are "
+                "held out for evaluation",
+                flush=True,
+            )
+            return cls(2, _hash(text[cut:]), cut)
         if count < 2:
             few = too_few(source, count)
-            raise ValueError(f"{few}.  Training needs at least two texts, one of them held out")
+            raise ValueError(
+                f"{few}.  Training needs at least two texts, one of them held out, or one text of "
+                f"at least {LEAST} characters, whose end is held out"
+            )
         return cls(count, None if chosen else least[1])
+
+    def texts(self, source: Source) -> Iterator[tuple[pathlib.Path, str]]:
+        """Reads the texts of the divided source again."""
+        return read_documents(source, tells=False, cut=self.cut)
 
     def part(self, text: str) -> str:
         held = holds_out(text) if self.only is None else _hash(text) == self.only
@@ -151,7 +168,7 @@ def _tokenise(source: Source, out: pathlib.Path, settings: dict[str, Any]) -> No
         progress = _Progress(out, settings, split, {_WORDS: digest(out / _WORDS)})
     words = read_tokenizer(out / _WORDS)
     dtype, done = _dtype(words), progress.documents
-    documents = read_documents(source, tells=False)
+    documents = progress.split.texts(source)
     if done:
         print(f"{out}: {done} of {progress.split.count} texts are tokenised already", flush=True)
     batch: list[tuple[str, str]] = []
@@ -334,7 +351,7 @@ def _trained(sources: list[Source], splits: list[_Split], vocab_size: int) -> to
 
     def texts() -> Iterator[str]:
         for source, split in zip(sources, splits, strict=True):
-            for _, text in read_documents(source, tells=False):
+            for _, text in split.texts(source):
                 if split.part(text) == "train":
                     yield text
 

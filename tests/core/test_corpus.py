@@ -13,7 +13,13 @@ import trained
 from toys import TABLES as toys
 
 from specjax.models.transformer import head_matrix
-from specjax.training.corpus import Source, Tokens, read_documents, starts_of_documents
+from specjax.training.corpus import (
+    Source,
+    Tokens,
+    read_documents,
+    starts_of_documents,
+    where_to_cut,
+)
 from specjax.training.student import isolate, read
 from specjax.training.tokenising import prepare
 
@@ -98,10 +104,37 @@ def test_large_files_are_left_out_aloud(tmp_path, capsys):
     assert len(list(read_documents(Source((str(tmp_path),), max_bytes=200)))) == 2
     said = capsys.readouterr().out
     assert "texts larger than --max-bytes 200, left out: 2" in said and "d.py, 500 bytes" in said
-    one = Source((str(tmp_path / "d.py"),), max_bytes=200)
-    with pytest.raises(ValueError, match=r"0 different .*; texts larger than --max-bytes 200: 1"):
-        prepare(one, tmp_path / "out", 300, None)
-    assert "left out: 1" in capsys.readouterr().out
+    two = Source((str(tmp_path / "c.py"), str(tmp_path / "d.py")), max_bytes=200)
+    with pytest.raises(ValueError, match=r"0 different .*; texts larger than --max-bytes 200: 2"):
+        prepare(two, tmp_path / "out", 300, None)
+    assert "left out: 2" in capsys.readouterr().out
+
+
+def test_one_file_of_text_is_enough(tmp_path, capsys):
+    """It is read whatever its size, and its end, from a line on, is held out aloud."""
+    lines = [f"line {n} of a poem about the number {n * n}\n" for n in range(6000)]
+    file = tmp_path / "poem.txt"
+    file.write_text("".join(lines))
+    assert file.stat().st_size > 200_000
+    tokenizer, train, held_out = prepare(Source((str(file),)), tmp_path / "out", 300, None)
+    texts = [tokenizer.decode(part.ids.tolist()) for part in (train, held_out)]
+    assert "".join(texts) == "".join(lines) and texts[1].startswith("line ")
+    assert 0.04 < len(texts[1]) / file.stat().st_size <= 0.05
+    said = capsys.readouterr().out
+    assert f"one text of {file.stat().st_size} characters: its last {len(texts[1])} are" in said
+    again = prepare(Source((str(file),)), tmp_path / "again", 300, None)
+    assert (again[1].ids == train.ids).all() and (again[2].ids == held_out.ids).all()
+
+
+@pytest.mark.parametrize(("length", "cut"), [(999, None), (1000, 950), (2000, 1900)])
+def test_where_a_single_text_is_cut(length, cut):
+    """Without lines a twentieth is held out; a line may begin a little later, and no more."""
+    assert where_to_cut("x" * length) == cut
+    if cut is None:
+        return
+    for line, found in ((0, cut + 1), (3, cut + 4), (length // 40, cut)):
+        text = "x" * (cut + line) + "\n" + "y" * (length - cut - line - 1)
+        assert where_to_cut(text) == found
 
 
 def test_a_missing_folder_is_named(tmp_path):
