@@ -57,9 +57,6 @@ class Bigram(Proposer):
     def __post_init__(self):
         self.declare(num_nodes=self.depth + 1, max_depth=self.depth)
 
-    def init(self, params, prompt, capacity):
-        return ()  # no state
-
     def propose(self, params, state, context):
         tokens = [context.pending]
         for _ in range(self.depth):
@@ -67,9 +64,6 @@ class Bigram(Proposer):
         tokens = jnp.stack(tokens, axis=1)
         parent = jnp.broadcast_to(specjax.tree.chain(self.num_nodes), tokens.shape)
         return Proposal(tokens, parent, point_mass=True), state
-
-    def observe(self, params, state, block):
-        return state
 
 
 # %% [markdown]

@@ -1,4 +1,4 @@
-"""Check `specjax.parallel.Overlapped` on eight devices against the sequential loop on one:
+"""Check `specjax.overlap.Overlapped` on eight devices against the sequential loop on one:
 
     python tests/overlapped.py             the cases of tests/process/test_overlap.py
     python tests/overlapped.py --all       every separable case of `toys`, with both kinds of noise

@@ -126,7 +126,7 @@ def generate(
         along `model`.  A target that was loaded with a mesh needs no mesh here; any other target is
         moved in every call.  The draft is split as it was loaded, or else copied onto each device.
       draft_mesh: devices of the draft model alone, which drafts on them while the target verifies
-        (see `specjax.parallel.Overlapped`).  The text is the same.
+        (see `specjax.overlap.Overlapped`).  The text is the same.
       **options: the fields of `specjax.Request`: how to draft (`draft`, `drafter`, `proposer`,
         `num_drafts`), how to draw tokens (`temperature`, `seed`, ...), and where rows end.
 

@@ -52,7 +52,7 @@ def read(name):
 
 def on_target(name, rows):
     """Logits [..., Vd] of a package -> [..., V] by its d2t, read here."""
-    header = specjax.files.open_drafter(FIXTURES / name)[2]["d2t"]
+    header = specjax.drafters.open_drafter(FIXTURES / name)[2]["d2t"]
     table = np.memmap(header.file, "<i8", "r", header.start, header.shape)
     full = np.full((*np.shape(rows)[:-1], VOCAB), -np.inf)
     full[..., np.arange(len(table)) + table] = rows
