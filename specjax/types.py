@@ -119,6 +119,8 @@ class Block:
     # Of a prompt: [B, X] int32 texts to look up in, which the target does not read.  Each of them
     # has ABSENT before and after it; padded with ABSENT on the left.
     documents: Array | None = None
+    # It is a whole prompt, and not one of several blocks of it.
+    whole: bool = struct.field(pytree_node=False, default=False)
 
 
 @struct.dataclass

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from started import started
 from toy_models import ROWS, VOCAB, ToyModels
 
 from specjax.contract import Context
@@ -69,7 +70,7 @@ def plain_params(toys: ToyModels) -> SharedParams:
     @jax.jit
     def read(count: Any, pending: Any) -> Any:
         block = Block(jnp.asarray(texts), jnp.zeros((rows, length, 32)), count, features)
-        state = PLAIN.start(params, block, length)
+        state = started(PLAIN, params, block, length)
         context = Context(pending, None, None, True, False, None)  # type: ignore[arg-type]
         return PLAIN.marginals(params, state, context)[2].hidden
 

@@ -15,7 +15,7 @@ tokens in the cache, after the committed ones; `Cache.commit` then keeps some of
 from specjax.contract.cache import Cache, refuse_path, refuse_taps
 from specjax.contract.declared import Part
 from specjax.contract.model import Loaded, Model
-from specjax.contract.proposer import Context, Proposer, before
+from specjax.contract.proposer import Context, Proposer
 from specjax.contract.rule import Rule
 from specjax.contract.source import BlockSource, Lookahead, Source
 from specjax.contract.wrapper import Wrapper
@@ -37,7 +37,6 @@ __all__ = [
     "Source",
     "Warp",
     "Wrapper",
-    "before",
     "refuse_path",
     "refuse_taps",
 ]

@@ -66,6 +66,7 @@ def before(prompt: Block) -> Block:
         hidden=first(prompt.hidden),
         features=first(prompt.features),
         count=jnp.zeros_like(prompt.count),
+        whole=False,
     )
 
 
@@ -164,7 +165,8 @@ class Proposer(Part):
 
     def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         """Returns the state after a whole prompt without its last token: `init`, then `read`."""
-        return self.read(params, self.init(params, before(prompt), capacity), prompt)
+        whole = dataclasses.replace(prompt, whole=True)
+        return self.read(params, self.init(params, before(prompt), capacity), whole)
 
     @abc.abstractmethod
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:

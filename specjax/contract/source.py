@@ -10,7 +10,7 @@ from jax import Array
 
 from specjax.contract.declared import Part
 from specjax.contract.model import Loaded
-from specjax.contract.proposer import Context, before
+from specjax.contract.proposer import Context
 from specjax.types import Arrays, Block, Corrected, Proposal
 
 
@@ -23,7 +23,33 @@ class Lookahead:
     is_chain: bool  # True if the shape calls only `extend`, False if only `read_tree`
 
 
-class Source(Part):
+class _Reads(Part):
+    """What both kinds of sources do with the tokens of a text."""
+
+    @abc.abstractmethod
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        """Returns the source's parameters, as `Proposer.bind`."""
+
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        """Returns the state after more of a prompt, as `Proposer.read`."""
+        return self.observe(params, state, block)
+
+    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+        """Returns the state after the first tokens of a prompt, as `Proposer.truncate`."""
+        del state, count, last
+        return None
+
+    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+        """Returns the state of rows with these adapters, as `Proposer.adapt`."""
+        del adapter
+        return state
+
+    @abc.abstractmethod
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        """Returns the state after `block` is committed."""
+
+
+class Source(_Reads):
     """Predicts the next token, one level after another.  A shape turns predictions into drafts.
 
         propose = begin, then (extend or read_tree) for each level, then end
@@ -43,30 +69,8 @@ class Source(Part):
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
     @abc.abstractmethod
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        """Returns the source's parameters, as `Proposer.bind`."""
-
-    @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
         """Returns the state before any token, as `Proposer.init`."""
-
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """Returns the state after more of a prompt, as `Proposer.read`."""
-        return self.observe(params, state, block)
-
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        """Returns the state after the first tokens of a prompt, as `Proposer.truncate`."""
-        del state, count, last
-        return None
-
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
-        """Returns the state of rows with these adapters, as `Proposer.adapt`."""
-        del adapter
-        return state
-
-    def start(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
-        """Returns the state after a whole prompt without its last token: `init`, then `read`."""
-        return self.read(params, self.init(params, before(prompt), capacity, lookahead), prompt)
 
     @abc.abstractmethod
     def begin(
@@ -104,10 +108,6 @@ class Source(Part):
     def end(self, params: Arrays, state: Arrays, reading: Arrays, proposal: Proposal) -> Arrays:
         """Removes the drafts: returns the state of `begin`, in the buffers of the reading."""
 
-    @abc.abstractmethod
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """Returns the state after `block` is committed."""
-
     def known(self, params: Arrays, reading: Arrays, tokens: Array) -> Array | None:
         """Returns [B, N] bool: the nodes that the source can read; None: all.  Node 0 is pending.
 
@@ -126,7 +126,7 @@ class Source(Part):
         raise NotImplementedError  # building an object with resumes=True checks that it exists
 
 
-class BlockSource(Part):
+class BlockSource(_Reads):
     """Predicts the next D tokens in one pass.
 
     Without `corrects`, the prediction of a depth is the same whatever is drafted before it.  With
@@ -144,30 +144,8 @@ class BlockSource(Part):
     PROMISED: ClassVar = {"corrects": ("correct",)}
 
     @abc.abstractmethod
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        """Returns the source's parameters, as `Proposer.bind`."""
-
-    @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         """Returns the state before any token, as `Proposer.init`."""
-
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """Returns the state after more of a prompt, as `Proposer.read`."""
-        return self.observe(params, state, block)
-
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        """Returns the state after the first tokens of a prompt, as `Proposer.truncate`."""
-        del state, count, last
-        return None
-
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
-        """Returns the state of rows with these adapters, as `Proposer.adapt`."""
-        del adapter
-        return state
-
-    def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        """Returns the state after a whole prompt without its last token: `init`, then `read`."""
-        return self.read(params, self.init(params, before(prompt), capacity), prompt)
 
     @abc.abstractmethod
     def marginals(
@@ -198,7 +176,3 @@ class BlockSource(Part):
     def end(self, reading: Arrays) -> Arrays:
         """Returns the state after a reading."""
         return reading
-
-    @abc.abstractmethod
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """Returns the state after `block` is committed."""

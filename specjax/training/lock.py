@@ -23,7 +23,7 @@ _held: set[tuple[pathlib.Path, int]] = set()
 def alone(out: str | os.PathLike[str], writes: bool = True) -> Iterator[None]:
     """Holds a folder for one run, until the block or the process ends, however it ends.
 
-    Of several processes of one run the first one holds the folder.  A caller that writes nothing
+    Of several processes of one run, the first one holds the lock.  A caller that writes nothing
     there (`writes=False`) does not hold it.
 
     Raises:

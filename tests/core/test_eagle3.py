@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from eagle3_cases import CAPACITY, DEPTH, WIDTH, drafter, prompts, target
 from eagle3_driven import Reference, asked, begun, check, driven, features, run
+from started import started
 
 from specjax import Chain, DynamicTree
 from specjax.caches import prefill
@@ -69,7 +70,7 @@ def test_logits_are_those_of_the_reference(layout):
     @jax.jit
     def read(params, features):
         block = Block(jnp.array([text]), features, jnp.array([WIDTH - 1]), features)
-        state = source.start(params, block, CAPACITY, lookahead)
+        state = started(source, params, block, CAPACITY, lookahead)
         context = Context(jnp.array([text[-1]]), None, None, True, False, None)
         state, reading, root = source.begin(params, state, context)
         found = [root]

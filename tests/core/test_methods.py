@@ -47,7 +47,7 @@ def test_its_folders_are_refused_without_the_line(folder):
     assert find_folder(folder) == folder
 
 
-def test_it_is_trained(line):
+def test_its_learner_is_planned_and_learns(line):
     """The planned learner's guesses have the gradient that lowers their own loss."""
     config = target().model.module.config
     learner = plan("map", types.SimpleNamespace(num_drafts=DEPTH, taps=()), config, 0)

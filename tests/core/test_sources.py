@@ -21,6 +21,7 @@ import pytest
 from block_reference import sigmoid
 from block_toys import PLAIN
 from naive_sources import NaiveBlock, NaiveTable, drawn, naive_eagle3
+from started import started
 from table_model import TableModel, tables
 from toy_models import EAGLE3, OTHER_VOCAB, SEED, VOCAB, transformer, translation
 from toys import shipped
@@ -28,7 +29,8 @@ from votes import contexts, mixed
 
 from specjax import Datastore
 from specjax.caches import RecurrentCache
-from specjax.contract import BlockSource, Context, Lookahead, Source, before
+from specjax.contract import BlockSource, Context, Lookahead, Source
+from specjax.contract.proposer import before
 from specjax.methods import (
     BlockDraft,
     BlockDraftSource,
@@ -525,13 +527,13 @@ PROGRAMS: dict[int, tuple[Callable[..., Any], ...]] = {}
 def compiled(case: Case) -> tuple[Callable[..., Any], ...]:
     source, size = case.source, 1 + len(LEVELS) if case.kind == "tree" else DEPTH + 1
     if isinstance(source, BlockSource):
-        init = jax.jit(lambda params, block: source.start(params, block, case.capacity))
+        init = jax.jit(lambda params, block: started(source, params, block, case.capacity))
         return init, jax.jit(functools.partial(block_step, source)), None
     ahead = Lookahead(DEPTH, size, case.kind == "chain")
 
     def init(params: Any, block: Block) -> Any:
         if not source.shares_cache:
-            return source.start(params, block, case.capacity, ahead)
+            return started(source, params, block, case.capacity, ahead)
         cache = source.target.init_cache(ROWS, case.capacity + size)
         places = jnp.broadcast_to(jnp.arange(block.tokens.shape[1]), block.tokens.shape)
         return source.target.apply(params, block.tokens, places, cache).cache.commit(block.count)

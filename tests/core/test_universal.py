@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from toys import TABLES as toys
 
-from specjax import RULES, Decoder, Params, Universal, UniversalParams
+from specjax import RULES, Adaptive, Decoder, FirstOf, NGram, Params, Universal, UniversalParams
+from specjax.contract import Wrapper
 from specjax.methods.draft_model.translated import spell
+from specjax.proposers import AdaptiveParams
 from specjax.types import ABSENT, Block
 
 TABLES = toys.translation()
@@ -203,3 +205,33 @@ def test_too_little_context():
         proposer.start(params().proposer, prompt, toys.CAPACITY)
     with pytest.raises(ValueError, match="num_drafts=0"):
         Universal(DRAFT, toys.VOCAB, 0)
+
+
+@pytest.mark.parametrize("kind", ["first of", "adaptive", "wrapper"])
+def test_what_holds_it_passes_on_that_a_prompt_is_whole(kind):
+    """Within another proposer it reads a long prompt as it does alone: at once, and its end."""
+    inner = Universal(net(24), toys.VOCAB, 3, expansion=4)
+    tokens = jnp.asarray(np.tile(toys.PROMPTS[:, :4], 2))
+    hidden = jnp.zeros((*tokens.shape, 1))
+    prompt = Block(tokens, hidden, jnp.full(toys.ROWS, 7, jnp.int32))
+    own = params().proposer
+    proposer, arrays, find = {
+        "first of": (FirstOf(NGram(3), inner), (None, own), lambda state: state[1]),
+        "adaptive": (
+            Adaptive(NGram(3), inner, (1, 4)),
+            AdaptiveParams(None, own, jnp.ones(3), jnp.int32(-1), jnp.ones(2) / 2,
+                           jnp.full(2, 2, jnp.int32)),
+            lambda state: state.drafter.own,
+        ),
+        "wrapper": (Wrapped(inner), own, lambda state: state),
+    }[kind]  # fmt: skip
+    alone = inner.start(own, prompt, 40)
+    held = find(proposer.start(arrays, prompt, 40))
+    assert (np.asarray(alone.room) >= 0).all() and (np.asarray(alone.cache.length) > 0).all()
+    np.testing.assert_array_equal(held.cache.length, alone.cache.length)
+    np.testing.assert_array_equal(held.room, alone.room)
+
+
+class Wrapped(Wrapper):
+    def propose(self, params, state, context):
+        return self.inner.propose(params, state, context)

@@ -11,6 +11,7 @@ import published
 import pytest
 from block_reference import BlockReference
 from published_target import block, context, load, target
+from started import started
 
 from specjax import RULES, Decoder, Drafter, NoProposer, Params, Sampling
 from specjax.caches import prefill
@@ -23,7 +24,7 @@ def pairs(drafter):
     source, params = drafter.source, drafter.arrays(target())
     features = published.features(len(source.taps))
     width, at, state = 9, 0, None
-    init = jax.jit(lambda params, block: source.start(params, block, 32))
+    init = jax.jit(lambda params, block: started(source, params, block, 32))
     observe, end = jax.jit(source.observe), jax.jit(source.end)
     marginals = jax.jit(
         lambda params, state, anchor: source.marginals(params, state, context(anchor))

@@ -11,6 +11,7 @@ import published
 import pytest
 import safetensors.numpy
 from published_target import context, load, target, write, write_fixture
+from started import started
 
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.drafters.folder import load_drafter, open_drafter, save_drafter
@@ -345,7 +346,7 @@ def test_published_sizes_are_accepted(name):
     def logits(params, features):
         count = jnp.array([4])
         prompt = Block(jnp.zeros((1, 4), jnp.int32), features[..., :hidden], count, features)
-        state = source.start(params, prompt, 32)
+        state = started(source, params, prompt, 32)
         first, _, reading = source.marginals(params, state, context([1]))
         previous = jnp.array([[1, 2]])
         return first, source.correct(params, reading, 0, previous, None).logits

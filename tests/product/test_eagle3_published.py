@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from started import started
 
 import specjax
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
@@ -79,7 +80,7 @@ def logits_in_turn(made, params, features, tokens):
     @jax.jit
     def begin(count, pending):
         block = Block(text, features, count[None], features)
-        state = source.start(params, block, 16, lookahead)
+        state = started(source, params, block, 16, lookahead)
         return source.begin(params, state, context(pending))[1:]
 
     extend = jax.jit(lambda reading, token: source.extend(params, reading, token[None]))
@@ -98,7 +99,7 @@ def logits_at_once(made, params, features, tokens):
 
     @jax.jit
     def marginals(count, pending):
-        state = made.source.start(params, Block(text, features, count[None], features), 16)
+        state = started(made.source, params, Block(text, features, count[None], features), 16)
         return made.source.marginals(params, state, context(pending))[0]
 
     for t in range(LENGTH - STEPS + 1):

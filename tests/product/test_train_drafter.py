@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import trained
 from jax import Array
+from started import started
 from toys import TRANSFORMERS as toys
 from trained import metrics
 
@@ -99,7 +100,7 @@ def drafted(learner: Learner, params: SharedParams, anchor: Array) -> Array:
     source, pending = learner.source, texts[:, anchor]
     context = Context(pending, None, None, True, False, None)  # type: ignore[arg-type]
     if isinstance(source, Eagle3Source):
-        state = source.start(params, prompt, 32, Lookahead(DRAFTS, 1, True))
+        state = started(source, params, prompt, 32, Lookahead(DRAFTS, 1, True))
         _, reading, logits = source.begin(params, state, context)
         rows = [logits]
         for depth in range(1, DRAFTS):
@@ -107,7 +108,7 @@ def drafted(learner: Learner, params: SharedParams, anchor: Array) -> Array:
             reading, logits = source.extend(params, reading, texts[:, at])
             rows.append(logits)
         return jnp.stack(rows, axis=1)
-    state = source.start(params, prompt, 32)
+    state = started(source, params, prompt, 32)
     marginals, _, reading = source.marginals(params, state, context)
     if not source.corrects:
         return marginals

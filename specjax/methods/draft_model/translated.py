@@ -32,6 +32,7 @@ class TranslatedState:
     fresh: Array  # [B, depth + 1] target tokens that are committed and the draft has not read
     count: Array  # [B] the number of those tokens
     room: Array  # [B] draft tokens that still fit; negative once the text no longer fits
+    most: int = struct.field(pytree_node=False)  # draft tokens of a prompt that is read at once
 
 
 class _Reading(NamedTuple):
@@ -69,50 +70,32 @@ class TranslatedSource(Source):
     def init(
         self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> TranslatedState:
-        state = self._empty(params, len(prompt.count), capacity, lookahead)
-        start = params.translation.start
-        if len(start) == 0:
-            return state
-        tokens = jnp.broadcast_to(start, (len(prompt.count), len(start)))
-        count = jnp.full_like(prompt.count, len(start))
-        cache = read_prompt(self.model, params.model, tokens, count, state.cache)[-1]
-        return dataclasses.replace(state, cache=cache, room=state.room - count)
-
-    def _empty(
-        self, params: TranslatedParams, rows: int, capacity: int, lookahead: Lookahead
-    ) -> TranslatedState:
-        """Returns the state before the tokens with which a text starts."""
-        depth = lookahead.depth
-        room, _ = self._room(params, capacity, depth)
+        rows, depth, start = len(prompt.count), lookahead.depth, params.translation.start
+        room, most = self._room(params, capacity, depth)
         ahead = _most_pieces(params, depth) + lookahead.staged - 1
         cache = empty_cache(self.model, rows, room, ahead)
-        fresh = jnp.zeros((rows, depth + 1), jnp.int32)
-        return TranslatedState(
-            cache, fresh, jnp.zeros(rows, jnp.int32), jnp.full(rows, room, jnp.int32)
-        )
-
-    def start(
-        self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
-    ) -> TranslatedState:
-        """Reads a prompt as `Source.start`, or only the end of a prompt that is too long."""
-        state = self._empty(params, len(prompt.count), capacity, lookahead)
-        start = params.translation.start
-        room, whole = self._room(params, capacity, lookahead.depth)
-        # If the draft cannot read the whole text, keep half of the room for what follows the
-        # prompt.
-        most = (room if whole else room // 2) - len(start)
-        width = min(prompt.tokens.shape[1] * self.expansion, most)
-        tokens, count = spell(params.translation, prompt.tokens, prompt.count, width)
-        tokens = jnp.pad(tokens, ((0, 0), (len(start), 0))).at[:, : len(start)].set(start)
-        cache = read_prompt(self.model, params.model, tokens, count + len(start), state.cache)[-1]
-        return dataclasses.replace(state, cache=cache, room=state.room - cache.length)
+        if len(start):
+            tokens = jnp.broadcast_to(start, (rows, len(start)))
+            count = jnp.full_like(prompt.count, len(start))
+            cache = read_prompt(self.model, params.model, tokens, count, cache)[-1]
+        fresh, none = jnp.zeros((rows, depth + 1), jnp.int32), jnp.zeros(rows, jnp.int32)
+        return TranslatedState(cache, fresh, none, room - cache.length, most)
 
     def read(
         self, params: TranslatedParams, state: TranslatedState, block: Block
     ) -> TranslatedState:
-        """Reads a prompt as `Source.read`; rows whose prompts are too long have no drafts."""
-        width = block.tokens.shape[1] * params.translation.pieces.shape[1]
-        tokens, count = spell(params.translation, block.tokens, block.count, width)
+        """Reads a whole prompt, of which only the end if it is too long for the draft, or a part.
+
+        A row whose prompt comes in parts and is too long has no drafts.
+        """
+        translation, model = params.translation, params.model
+        if block.whole:
+            width = min(block.tokens.shape[1] * self.expansion, state.most)
+            tokens, count = spell(translation, block.tokens, block.count, width)
+            cache = read_prompt(self.model, model, tokens, count, state.cache)[-1]
+            return dataclasses.replace(state, cache=cache, room=state.room - count)
+        most = block.tokens.shape[1] * translation.pieces.shape[1]
+        tokens, count = spell(translation, block.tokens, block.count, most)
         room = state.room - count
         count = jnp.where(room < 0, 0, count)
         # No wider than a pass that catches up, since the cache has room for one.
@@ -123,25 +106,28 @@ class TranslatedSource(Source):
             cache, done = carry
             cut = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
             more = jnp.clip(count - done, 0, width)
-            part = cut(tokens, done)
-            return read_prompt(self.model, params.model, part, more, cache)[-1], done + more
+            return read_prompt(self.model, model, cut(tokens, done), more, cache)[-1], done + more
 
         carry = state.cache, jnp.zeros_like(count)
         cache, _ = jax.lax.while_loop(lambda carry: (carry[1] < count).any(), turn, carry)
         return dataclasses.replace(state, cache=cache, room=room)
 
-    def _room(self, params: TranslatedParams, capacity: int, depth: int) -> tuple[int, bool]:
-        """Returns the draft tokens that a text may have, and whether the text cannot need more."""
+    def _room(self, params: TranslatedParams, capacity: int, depth: int) -> tuple[int, int]:
+        """Returns the most draft tokens of a text, and the most of them that spell its prompt.
+
+        If the draft cannot read every text, half of the room is kept for what follows the prompt.
+        """
         start, catch_up = params.translation.start, _most_pieces(params, depth)
         wanted = capacity * self.expansion + len(start)
         room = min(wanted, self.model.max_positions - catch_up - depth)
-        if (room if room == wanted else room // 2) - len(start) < 1:
+        most = (room if room == wanted else room // 2) - len(start)
+        if most < 1:
             raise ValueError(
                 f"the draft reads at most {self.model.max_positions} tokens, too few to propose "
                 f"{depth} and to read {catch_up} at once: pass a draft with more context, "
                 "or a smaller num_drafts"
             )
-        return room, room == wanted
+        return room, most
 
     def begin(
         self, params: TranslatedParams, state: TranslatedState, context: Context
@@ -156,7 +142,9 @@ class TranslatedSource(Source):
         # If a text no longer fits, nothing more is committed: the draft's cache stays stale.
         keep = jnp.where(room < 0, 0, keep)
         staged, logits = self._read(params, state.cache, tokens, jnp.maximum(count - 1, 0)[:, None])
-        caught_up = TranslatedState(staged.commit(keep), state.fresh, jnp.zeros_like(keep), room)
+        caught_up = dataclasses.replace(
+            state, cache=staged.commit(keep), count=jnp.zeros_like(keep), room=room
+        )
         return caught_up, _Reading(staged.commit(count), (room >= 0) & (count > 0)), logits[:, 0]
 
     def extend(

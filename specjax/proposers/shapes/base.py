@@ -81,9 +81,6 @@ class Shape(_OverSource):
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         return self.source.init(params, prompt, capacity, self._lookahead)
 
-    def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        return self.source.start(params, prompt, capacity, self._lookahead)
-
     def rest(self, state: Arrays) -> Arrays:
         return self.source.rest(state)
 
