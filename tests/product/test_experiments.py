@@ -8,7 +8,7 @@ def test_the_house_is_counted(capsys, monkeypatch):
     house.main(["--calls"])
     text = capsys.readouterr().out
     assert "lines without training and options" in text
-    for file in ("specjax/decoding/verify.py", "specjax/rules/match.py"):
+    for file in ("specjax/decoding/decoder.py", "specjax/rules/match.py"):
         assert f"  {file}\n" in text
 
 

@@ -125,7 +125,7 @@ def drafted(learner: Learner, params: SharedParams, anchor: Array) -> Array:
 def test_training_reads_what_a_decoder_reads(name, monkeypatch):
     """At every anchor and depth the logits are those of the source in a decoder."""
     for module in ("eagle3", "block"):  # training rounds to bfloat16
-        monkeypatch.setattr(f"specjax.training.drafters.{module}.mixed_dot_general", dot_general)
+        monkeypatch.setattr(f"specjax.methods.{module}.learner.mixed_dot_general", dot_general)
     kind, sizes = CASES[name]
     net, _, texts = target()
     learner = plan(kind, sizes, net.module.config, MASK)
