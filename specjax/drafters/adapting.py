@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 
 from specjax._internal.checks import shown
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN
-from specjax.methods import Adapter, BoundDrafter, Drafter, MakeArrays, make_drafter, refuse_adapter
+from specjax.methods import Adapter, BoundDrafter, Drafter, make_drafter
 from specjax.models import LanguageModel
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
 
@@ -40,27 +41,27 @@ class AdaptiveDrafter(Drafter):
             if part is not None:
                 part.check(target)
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        refuse_adapter(adapter)
-        makers = [
-            (lambda laid: None) if part is None else part.for_rows(target, None, rows)
+    def slots(self, adapter: Adapter, rows: int) -> None:
+        for part in (self.lookup, self.drafter):
+            if part is not None:
+                part.slots(None, rows)
+        super().slots(adapter, rows)
+
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> AdaptiveParams:
+        lookup, drafter = (
+            None if part is None else part.make(target, part.slots(None, 1))
             for part in (self.lookup, self.drafter)
-        ]
+        )
         # Unmeasured, every token that the target reads costs a tenth of a pass.
         seconds = self.seconds or [1 + 0.1 * depth for _, depth in self.proposer.options]
-
-        def make(laid: LanguageModel) -> AdaptiveParams:
-            lookup, drafter = (make(laid) for make in makers)
-            return AdaptiveParams(
-                lookup=lookup,
-                drafter=drafter,
-                seconds=jnp.array(seconds, jnp.float32),
-                forced=jnp.array(MEASURED, jnp.int32),
-                prior=jnp.array(self.prior, jnp.float32),
-                pause=jnp.full(2, PAUSE, jnp.int32),
-            )
-
-        return make
+        return AdaptiveParams(
+            lookup=lookup,
+            drafter=drafter,
+            seconds=jnp.array(seconds, jnp.float32),
+            forced=jnp.array(MEASURED, jnp.int32),
+            prior=jnp.array(self.prior, jnp.float32),
+            pause=jnp.full(2, PAUSE, jnp.int32),
+        )
 
 
 def automatic(

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax.numpy as jnp
+import numpy as np
 
 from specjax._internal.checks import shown
 from specjax.contract import Proposer
-from specjax.methods import Adapter, Drafter, MakeArrays
+from specjax.methods import Adapter, Drafter
 from specjax.models import LanguageModel
 from specjax.proposers import CostAware, CostAwareParams
 
@@ -32,9 +33,12 @@ class CostAwareDrafter(Drafter):
     def check(self, target: LanguageModel) -> None:
         self.inner.check(target)
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        make = self.inner.for_rows(target, adapter, rows)
-        return lambda laid: CostAwareParams(make(laid), jnp.array(self.seconds, jnp.float32))
+    def slots(self, adapter: Adapter, rows: int) -> np.ndarray | None:
+        return self.inner.slots(adapter, rows)
+
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> CostAwareParams:
+        seconds = jnp.array(self.seconds, jnp.float32)
+        return CostAwareParams(self.inner.make(target, slots), seconds)
 
 
 def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:

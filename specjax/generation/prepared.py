@@ -32,7 +32,7 @@ from specjax.generation.prompts import (
     padded_length,
 )
 from specjax.generation.request import DEPTH, Request, check_models
-from specjax.methods import MakeArrays
+from specjax.methods import Drafter
 from specjax.models import LanguageModel, for_several_devices
 from specjax.overlap import Overlapped, overlapped
 from specjax.parallel import mesh_holding, mesh_of, row_parts
@@ -51,7 +51,8 @@ class Prepared:
 
     target: LanguageModel
     decoder: Decoder
-    make_arrays: MakeArrays  # for the proposer
+    drafter: Drafter
+    slots: np.ndarray | None  # of the adapter of each row, as `Drafter.slots` returns them
     learns: bool  # an `Adaptive` proposer whose costs are to be measured
     mesh: Mesh | None
     overlapped: Overlapped | None  # decodes instead of the decoder, if the draft has its own mesh
@@ -157,7 +158,8 @@ def prepare(
     check_length("target", target, ids, new)
     if drafter.reader is not None:
         check_length("draft", drafter.reader, ids, new)
-    make_arrays = drafter.for_rows(target, request.adapter, rows)
+    slots = drafter.slots(request.adapter, rows)
+    drafter.check(target)
     proposer = drafter.proposer
     documents = documents_of(target, request.documents, rows, proposer)
     width = padded_length(longest)
@@ -178,7 +180,8 @@ def prepare(
     return Prepared(
         target=target,
         decoder=decoder,
-        make_arrays=make_arrays,
+        drafter=drafter,
+        slots=slots,
         learns=isinstance(drafter, AdaptiveDrafter) and drafter.seconds is None,
         mesh=mesh,
         overlapped=apart,

@@ -19,10 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax._internal.jit_cache import Recent
-from specjax.contract import Arrays
 from specjax.decoding import Guided
 from specjax.generation.prepared import Prepared
-from specjax.methods import MedusaParams
 from specjax.overlap import Overlapped
 from specjax.parallel import (
     constrain_like,
@@ -73,7 +71,7 @@ def place(prepared: Prepared, together: bool = False) -> Ready:
     """
     apart = None if together else prepared.overlapped
     if apart is not None and not apart.alone:
-        weights = prepared.make_arrays(prepared.target)
+        weights = prepared.drafter.make(prepared.target, prepared.slots)
         return Ready(prepared, apart, apart.place(Params(prepared.target.params, weights)))
     runner, padding = prepared.decoder, prepared.padding
     if prepared.matchers is not None:
@@ -83,14 +81,8 @@ def place(prepared: Prepared, together: bool = False) -> Ready:
     if mesh is not None:
         params = shard_params(target.model, target.params, mesh)
         target = dataclasses.replace(target, params=params)
-
-    def pad(part: Arrays) -> Arrays:
-        if not isinstance(part, MedusaParams):
-            return part
-        return dataclasses.replace(part, adapter=pad_rows(part.adapter, padding))
-
-    weights = replicate(prepared.make_arrays(target), mesh)
-    weights = jax.tree.map(pad, weights, is_leaf=lambda part: isinstance(part, MedusaParams))
+    slots = pad_rows(prepared.slots, padding)
+    weights = replicate(prepared.drafter.make(target, slots), mesh)
     return Ready(prepared, runner, Params(target.params, weights))
 
 

@@ -1,5 +1,6 @@
 """Methods of drafting: one folder for each, with its network, source, files and learner."""
 
+from specjax.methods.adapters import AdapterBank
 from specjax.methods.block import (
     BlockDraft,
     BlockDraftConfig,
@@ -43,9 +44,7 @@ from specjax.methods.drafter import (
     Adapter,
     BoundDrafter,
     Drafter,
-    MakeArrays,
     first_of,
-    refuse_adapter,
 )
 from specjax.methods.eagle3 import (
     Eagle3,
@@ -95,6 +94,7 @@ __all__ = [
     "METHODS",
     "PROPOSERS",
     "Adapter",
+    "AdapterBank",
     "BlockDraft",
     "BlockDraftConfig",
     "BlockDraftSource",
@@ -118,7 +118,6 @@ __all__ = [
     "EarlyExitSource",
     "Export",
     "Format",
-    "MakeArrays",
     "MarkovHead",
     "Medusa",
     "MedusaAdapter",
@@ -160,7 +159,6 @@ __all__ = [
     "own_shardings",
     "predict_size",
     "read_block",
-    "refuse_adapter",
     "save_datastore",
     "save_medusa",
     "sizes_of",

@@ -11,7 +11,7 @@ from specjax._internal.checks import shown, whole
 from specjax.constraints import Grammar, constraints_of
 from specjax.drafters import AdaptiveDrafter
 from specjax.generation import Prepared, Request, bad_word_ids, ends_of, prepare
-from specjax.methods import Drafter, MedusaAdapter, MedusaBank
+from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.processors import Processors
 from specjax.proposers import Adaptive, FirstOf, NoProposer
@@ -85,17 +85,12 @@ def load_all(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Lo
         if isinstance(proposer, NoProposer):
             raise ValueError(f"drafters[{name!r}] drafts nothing: leave it out; {NONE!r} is known")
         drafter.check(target)
-        adapters: tuple[str, ...] = ()
-        if isinstance(drafter, MedusaBank):
-            adapters = tuple(drafter.adapters)
-        elif isinstance(drafter, MedusaAdapter):
-            adapters = (drafter.name,)
-        elif drafter.has_adapters:
+        if drafter.has_adapters and not drafter.adapter_names:
             raise ValueError(
                 f"drafters[{name!r}] arranges Medusa heads in another shape than their tree: pass "
                 "the heads, or a MedusaBank"
             )
-        loaded.append(Loaded(name, drafter, adapters))
+        loaded.append(Loaded(name, drafter, drafter.adapter_names))
     return tuple(loaded)
 
 

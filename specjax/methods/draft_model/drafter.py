@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tokenizers
 
 from specjax._internal.checks import shown
 from specjax.contract import Arrays, Proposer, Source
 from specjax.methods.draft_model.source import DraftSource
 from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
-from specjax.methods.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
+from specjax.methods.drafter import BoundDrafter, Drafter
 from specjax.models import LanguageModel, quantise, quantised_form
 from specjax.proposers import Chain
 from specjax.text import Translation, translate, vocabulary_digest
@@ -31,8 +32,9 @@ _CURE = "use a draft of the same family, or proposer=NGram()"
 class DraftDrafter(Drafter):
     """A shape over a draft model, whose tokens are translated if they differ from the target's."""
 
-    make: MakeArrays | None = None
-    source: Source | None = None
+    # Makes `Params.proposer` from a target whose parameters are on their devices.
+    from_target: Callable[[LanguageModel], Arrays] = dataclasses.field(kw_only=True)
+    source: Source = dataclasses.field(kw_only=True)
     # None if its tokens are translated: then a text may be longer than the draft can read.
     draft: LanguageModel | None = None
 
@@ -40,10 +42,9 @@ class DraftDrafter(Drafter):
     def reader(self) -> LanguageModel | None:
         return self.draft
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        super().for_rows(target, adapter, rows)
-        assert self.make is not None
-        return self.make
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+        del slots
+        return self.from_target(target)
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> DraftDrafter:
         return dataclasses.replace(self, proposer=shape(self.source, **numbers))
@@ -95,14 +96,16 @@ def make_drafter(
     if tables is None:
         source: Source = DraftSource(form.model, size)
         return DraftDrafter(
-            shape(source, **numbers), name=form.name, make=params, source=source, draft=form
+            shape(source, **numbers), name=form.name, from_target=params, source=source, draft=form
         )
 
     def translated(laid: LanguageModel) -> TranslatedParams:
         return TranslatedParams(params(laid), _on_device(*words))
 
     source = TranslatedSource(form.model, size, tables.expansion)
-    return DraftDrafter(shape(source, **numbers), name=form.name, make=translated, source=source)
+    return DraftDrafter(
+        shape(source, **numbers), name=form.name, from_target=translated, source=source
+    )
 
 
 def with_draft(
