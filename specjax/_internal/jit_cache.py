@@ -54,6 +54,23 @@ def clear_programs() -> None:
         table.clear()
 
 
+def structure_of(tree: object) -> Hashable:
+    """Returns the structure of a pytree as a key: equal for the same nodes, in the same places.
+
+    `jax.tree.structure` of two dataclasses with the same fields compares as equal in JAX 0.7.2 to
+    0.10.2 although their classes differ, and `jax.jit` then takes one program for both.
+    """
+
+    structure = jax.tree.structure(tree)
+    kinds, nodes = [], [structure]
+    while nodes:
+        node = nodes.pop()
+        data = node.node_data()  # (class, static fields), or None for a leaf
+        kinds.append(data and data[0])
+        nodes += node.children()
+    return structure, tuple(kinds)
+
+
 class Recent(Generic[Key, Value]):
     """The values that were used last, as many as `keep_programs` sets.  Threads may share it."""
 

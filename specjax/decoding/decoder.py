@@ -24,7 +24,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from specjax._internal.control_flow import apply_if
-from specjax._internal.jit_cache import programs
+from specjax._internal.jit_cache import programs, structure_of
 from specjax._internal.platforms import lowering_platforms
 from specjax.contract import Cache, Context, Draw, Model, Proposer, Rule
 from specjax.decoding.commit import count, emit, record, write
@@ -135,7 +135,7 @@ class Decoder:
                     f"pass an instance of a subclass of specjax.contract.{kind.__name__}"
                 )
         has_numbers = not jax.tree_util.all_leaves([self.rule])
-        form = jax.tree.structure(self.rule) if has_numbers else self.rule
+        form = structure_of(self.rule) if has_numbers else self.rule
         object.__setattr__(self, "_rule_form", form)
         if self.capacity < 2:
             raise ValueError(
@@ -424,7 +424,7 @@ class Decoder:
         check_slot(slot, len(state.tokens), len(row.tokens))
 
         def shape(x: DecodeState) -> tuple[object, list[tuple[int, ...]]]:
-            return jax.tree.structure(x), [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
+            return structure_of(x), [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
 
         if shape(state) != shape(row):
             raise ValueError(
@@ -453,7 +453,7 @@ class Decoder:
 
 
 def _kind(_: object, state: DecodeState, steps: object) -> tuple[object, ...]:
-    return state.tokens.shape, state.eos.shape, jax.tree.structure(state.processors)
+    return state.tokens.shape, state.eos.shape, structure_of(state.processors)
 
 
 @programs(static=2, shape=_kind, donate=(3,))

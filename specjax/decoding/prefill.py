@@ -14,7 +14,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from specjax._internal.jit_cache import programs
+from specjax._internal.jit_cache import programs, structure_of
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Cache, Model, Proposer
 from specjax.decoding.inputs import RowInputs
@@ -179,7 +179,7 @@ def begin(decoder: Parts, cache: Cache, proposer: Arrays, inputs: RowInputs) -> 
 
 def _kind(cache: object, params: object, states: object, inputs: RowInputs) -> tuple[object, ...]:
     looked_up = None if inputs.documents is None else inputs.documents.shape
-    processors = jax.tree.structure(inputs.processors)
+    processors = structure_of(inputs.processors)
     return inputs.prompt.shape, inputs.eos.shape, processors, looked_up
 
 

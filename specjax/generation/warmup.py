@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax._internal.jit_cache import Recent
+from specjax._internal.jit_cache import Recent, structure_of
 from specjax.decoding import Guided
 from specjax.generation.prepared import Prepared
 from specjax.overlap import Overlapped
@@ -117,13 +117,12 @@ def _kind(prepared: Prepared) -> Hashable:
         prepared.prompt, prepared.sampling, prepared.processors, prepared.eos,
         prepared.num_drafts, prepared.documents,
     )  # fmt: skip
-    leaves, structure = jax.tree.flatten(inputs)
-    shapes = tuple((x.shape, x.dtype.name) for x in leaves)
+    shapes = tuple((x.shape, x.dtype.name) for x in jax.tree.leaves(inputs))
     # Sampling needs noise for every draft, so a step with drafts has another price.
     samples = prepared.learns and prepared.samples
     return (
         prepared.decoder, prepared.mesh, prepared.overlapped, prepared.matchers is not None,
-        prepared.learns, samples, structure, shapes,
+        prepared.learns, samples, structure_of(inputs), shapes,
     )  # fmt: skip
 
 
