@@ -22,9 +22,9 @@ from bench.command import Report, run
 from bench.prompts import SHIPPED
 from bench.suffix_tree import INSTALL, Peer, Setting
 from specjax.contract import Proposer
-from specjax.flags import say
 from specjax.generation import encode_file
 from specjax.methods import DEPTH, DatastoreParams, look_up, predict_size
+from specjax.options.exits import say
 from specjax.sampling import argmax
 from specjax.training.corpus import Source
 from specjax.training.tokenising import prepare

@@ -28,9 +28,9 @@ import numpy as np
 import specjax
 from bench.command import Report, run
 from bench.prompts import SHIPPED
-from specjax.flags import say
 from specjax.generation import encode_file
 from specjax.methods import BoundDrafter, Drafter
+from specjax.options.exits import say
 from specjax.serve import Engine
 
 Work = list[tuple[list[int], int]]

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "specjax"
 _FILES = ("plot", "processors", "sampling", "tree", "types")
 """Rooms that are files and have names for users; other files serve the library itself."""
 
-_INTERNAL = ("specjax._internal", "specjax.cli", "specjax.flags")
+_INTERNAL = ("specjax._internal", "specjax.cli", "specjax.options")
 """What serves the library itself, and the command line, which `specjax <command> --help`
 documents."""
 

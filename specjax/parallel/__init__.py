@@ -2,7 +2,7 @@
 
 from specjax.parallel.memory import device_bytes, devices_of, fits, mesh_holding, require
 from specjax.parallel.meshes import alike, described, make_mesh, parse_mesh
-from specjax.parallel.processes import add_process_arguments, join_from, leaving
+from specjax.parallel.processes import join_from, leaving
 from specjax.parallel.sharding import (
     RULES,
     TRAINING_RULES,
@@ -31,7 +31,6 @@ __all__ = [
     "TRAINING_RULES",
     "Indivisible",
     "Rules",
-    "add_process_arguments",
     "alike",
     "by_row",
     "constrain_like",

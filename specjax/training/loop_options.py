@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+from specjax.options.fields import at_least, option, within
 from specjax.training.mesh import MeshOptions
 from specjax.training.optimizer import OptimizerOptions
-from specjax.training.options import at_least, option, within
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopOptions(OptimizerOptions, MeshOptions):
     """The options of every job that trains."""
+
+    group = "run"
 
     out: str = option(
         "runs/run", "folder of the run: checkpoints, metrics and the final model", free=True

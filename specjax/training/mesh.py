@@ -20,8 +20,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.contract import Arrays
+from specjax.options.fields import option
+from specjax.options.processes import ProcessOptions
 from specjax.parallel import by_row, make_mesh, parse_mesh, put, row_parts
-from specjax.training.options import Options, option
 
 
 class RunOptions(Protocol):
@@ -38,24 +39,13 @@ class RunOptions(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshOptions(Options):
+class MeshOptions(ProcessOptions):
     """The devices and processes of a run, which may be resumed on others."""
 
     mesh: str | None = option(
         None,
         "devices along each axis, as data=2,fsdp=2,model=2; without it, one device",
         free=True,
-    )
-    coordinator: str | None = option(
-        None,
-        "HOST:PORT of the first of several processes, or auto: from the cluster's environment",
-        free=True,
-    )
-    num_processes: int | None = option(
-        None, "number of processes; by default JAX_NUM_PROCESSES", free=True
-    )
-    process_id: int | None = option(
-        None, "index of this process, from 0; by default JAX_PROCESS_ID", free=True
     )
 
 

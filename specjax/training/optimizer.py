@@ -14,10 +14,10 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from specjax.contract import Arrays
+from specjax.options.fields import Options, above, at_least, option, within
 from specjax.parallel import constrain_like, layout
 from specjax.training.mesh import gathered
 from specjax.training.optimizers import ADAMW, OPTIMIZERS, by_name, check_arguments, rates_of
-from specjax.training.options import Options, above, at_least, option, within
 
 Layout = tuple[NamedSharding | None, ...] | None
 State = dict[str, Arrays]
@@ -30,6 +30,8 @@ SCHEDULES = ("wsd", "cosine")
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions(Options):
     """The options of the optimizer."""
+
+    group = "optimizer"
 
     steps: int = option(1000, "optimizer steps", free=True)
     batch_size: int = option(4, "sequences per step")

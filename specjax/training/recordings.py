@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays
 from specjax.files import read_outline
 from specjax.models import LanguageModel, LinenModel, Transformer
+from specjax.options.fields import as_argument, option
 from specjax.training import tables
 from specjax.training.corpus import TextOptions
 from specjax.training.dataset import model_hashes
-from specjax.training.options import as_argument, option
 from specjax.training.recorded import CANDIDATES, STATES, Recorded
 from specjax.training.targets import TargetOptions, dtype_of, load_target
 
@@ -24,6 +24,8 @@ from specjax.training.targets import TargetOptions, dtype_of, load_target
 @dataclasses.dataclass(frozen=True)
 class TaughtOptions(TextOptions, TargetOptions):
     """The inputs of a run: a target in memory with data, or a recording."""
+
+    group = "data"
 
     target: str = option("", "folder of the target, or org/name on the Hub")
     data: tuple[str, ...] = option(

@@ -24,10 +24,10 @@ from specjax.files import (
     save,
 )
 from specjax.models import LanguageModel, LinenModel, Transformer, TransformerConfig
+from specjax.options.fields import Options, as_argument, at_least, matching, option
 from specjax.parallel import TRAINING_RULES, shardings
 from specjax.text import vocabulary_digest
 from specjax.training.families import alike, cut, stretched
-from specjax.training.options import Options, as_argument, at_least, matching, option
 from specjax.training.precision import mixed_dot_general
 from specjax.types import ModelOutput
 
@@ -38,6 +38,8 @@ _ORIGINAL = ", or as the model that it starts from or is like"
 @dataclasses.dataclass(frozen=True)
 class ModelOptions(Options):
     """The source and the sizes of a student.  Without a source it is a Llama-type model."""
+
+    group = "model"
 
     hidden_size: int | None = option(None, "size of the hidden states; default: 256" + _ORIGINAL)
     mlp_size: int | None = option(None, "size of an MLP's hidden layer; default: 688" + _ORIGINAL)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from specjax.contract import Arrays
 from specjax.models import LanguageModel
+from specjax.options.command import parse, run
 from specjax.training import dataset
 from specjax.training.corpus import starts_of_documents
 from specjax.training.dataset import initial_hash, model_hashes
@@ -34,7 +35,6 @@ from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.material import gather
 from specjax.training.mesh import mesh_of_run
-from specjax.training.options import parse, run
 from specjax.training.record import named
 from specjax.training.sources import sample, share_of_target, with_starts
 from specjax.training.student import check_initial, make_model, no_wider

@@ -19,6 +19,7 @@ import sys
 import jax
 from jax.sharding import Mesh
 
+from specjax.options.command import parse, run
 from specjax.training import dataset
 from specjax.training.dataset import model_hashes
 from specjax.training.drafters import draft_vocabulary, mask_token, plan, token_counts
@@ -30,7 +31,6 @@ from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.material import Material, gather
 from specjax.training.mesh import mesh_of_run
-from specjax.training.options import parse, run
 from specjax.training.recorded import STATES
 from specjax.training.recordings import open_teacher, share_of_answers, target_of
 from specjax.training.sources import sample, share_of_target

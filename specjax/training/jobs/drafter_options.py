@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from specjax.options.fields import REQUIRED, at_least, option, within
 from specjax.training.drafters import KINDS
 from specjax.training.loop import LoopOptions
 from specjax.training.mixture import WeightOptions
 from specjax.training.objectives import OBJECTIVES
-from specjax.training.options import REQUIRED, at_least, option, within
 from specjax.training.recordings import TaughtOptions
 from specjax.training.targets import ServedOptions
 
@@ -17,6 +17,15 @@ from specjax.training.targets import ServedOptions
 @dataclasses.dataclass(frozen=True)
 class DrafterOptions(LoopOptions, TaughtOptions, WeightOptions, ServedOptions):
     """The target, the data, the drafter's network, and the loop."""
+
+    group = "drafter"
+    common = (
+        "target", "dtype", "data", "teacher", "mesh", "steps", "batch_size",
+        "learning_rate", "optimizer", "out", "sequence_length", "seed", "eval_every",
+        "save_every", "curves", "kind", "num_drafts", "num_layers", "taps",
+        "draft_vocab_size", "initial", "loss", "anchors", "sampled_fraction",
+        "sampled_sequences", "online", "layout", "eval_prompts",
+    )  # fmt: skip
 
     kind: str = option(REQUIRED, "kind of drafter", choices=tuple(KINDS))
     dtype: str | None = option(
