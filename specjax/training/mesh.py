@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,36 +19,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.contract import Arrays
-from specjax.options.fields import option
-from specjax.options.processes import ProcessOptions
 from specjax.parallel import by_row, make_mesh, parse_mesh, put, row_parts
+from specjax.training.loop_options import LoopOptions, MeshOptions
 
 
-class RunOptions(Protocol):
-    """The options of a run that decide how its batches are sharded."""
-
-    @property
-    def mesh(self) -> str | None: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def accumulate(self) -> int: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshOptions(ProcessOptions):
-    """The devices and processes of a run, which may be resumed on others."""
-
-    mesh: str | None = option(
-        None,
-        "devices along each axis, as data=2,fsdp=2,model=2; without it, one device",
-        free=True,
-    )
-
-
-def mesh_sizes(options: MeshOptions | RunOptions) -> dict[str, int] | None:
+def mesh_sizes(options: MeshOptions) -> dict[str, int] | None:
     """Returns the sizes that `make_mesh` takes; None for a single device.
 
     Without --mesh, one process uses one device, and several processes put all their devices along
@@ -71,7 +45,7 @@ def mesh_of_sizes(sizes: dict[str, int] | None) -> Mesh | None:
     return make_mesh(sizes.get("data", 1), sizes.get("model"), fsdp=fsdp, kv_copies=copies)
 
 
-def mesh_of_run(options: RunOptions) -> Mesh | None:
+def mesh_of_run(options: LoopOptions) -> Mesh | None:
     """Returns the mesh of the options; None for a single device.
 
     Raises:

@@ -14,7 +14,8 @@ from specjax.options.models import Devices, ModelOptions, choose, load_models, m
 from specjax.options.speculation import KINDS, ProposerOptions, given
 from specjax.rules import RULES
 from specjax.sampling import Sampling
-from specjax.training.mesh import MeshOptions, mesh_sizes
+from specjax.training.loop_options import MeshOptions
+from specjax.training.mesh import mesh_sizes
 from specjax.training.targets import TargetOptions
 from specjax.types import Params
 

@@ -41,8 +41,9 @@ from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions
 from specjax.training.lock import alone
+from specjax.training.loop_options import MeshOptions
 from specjax.training.measure import measure
-from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
+from specjax.training.mesh import mesh_of_sizes, mesh_sizes, together
 from specjax.training.record import read_metrics, versions, write
 from specjax.types import Params
 

@@ -11,7 +11,6 @@ from specjax.options.fields import at_least, option, within
 from specjax.sampling import Sampling
 from specjax.training.checkpoints import saved_steps
 from specjax.training.divergences import DIVERGENCES
-from specjax.training.loop import LoopOptions
 from specjax.training.mixture import WeightOptions
 from specjax.training.record import RUN, read_run
 from specjax.training.recordings import TaughtOptions
@@ -25,7 +24,7 @@ _FLAT = ("total-variation", ACCEPTED_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillOptions(LoopOptions, ModelOptions, TaughtOptions, WeightOptions, ServedOptions):
+class DistillOptions(ModelOptions, TaughtOptions, WeightOptions, ServedOptions):
     """The target, the data, the draft's sizes, and the loop."""
 
     group = "distillation"

@@ -108,7 +108,7 @@ def _beside_target(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
 
 def _recorded(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
     """Returns a job that learns from a recording."""
-    teacher = open_teacher(options, options, (STATES,), options.dtype)
+    teacher = open_teacher(options, options.isolate_documents, (STATES,), options.dtype)
     share = share_of_answers(options.sampled_fraction, teacher)
     options = dataclasses.replace(options, sampled_fraction=share)
     target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))

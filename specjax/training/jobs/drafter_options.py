@@ -7,7 +7,6 @@ from typing import Any
 
 from specjax.options.fields import REQUIRED, at_least, option, within
 from specjax.training.drafters import KINDS
-from specjax.training.loop import LoopOptions
 from specjax.training.mixture import WeightOptions
 from specjax.training.objectives import OBJECTIVES
 from specjax.training.recordings import TaughtOptions
@@ -15,7 +14,7 @@ from specjax.training.targets import ServedOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterOptions(LoopOptions, TaughtOptions, WeightOptions, ServedOptions):
+class DrafterOptions(TaughtOptions, WeightOptions, ServedOptions):
     """The target, the data, the drafter's network, and the loop."""
 
     group = "drafter"

@@ -95,7 +95,7 @@ def _beside_target(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
 
 def _recorded(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
     """Returns a job that learns from a recording."""
-    teacher = open_teacher(options, options, (STATES,))
+    teacher = open_teacher(options, options.isolate_documents, (STATES,))
     target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))
     inputs = {**teacher.request.hashes, "teacher": teacher.hash}
     material = Material(None, None, teacher.held_out_rows(), inputs)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from specjax.options.fields import above, at_least, option, within
-from specjax.training.loop import LoopOptions
 from specjax.training.mixture import WeightOptions
 from specjax.training.recordings import TaughtOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaOptions(LoopOptions, TaughtOptions, WeightOptions):
+class MedusaOptions(TaughtOptions, WeightOptions):
     """The target, the data, the shape of the heads, and the loop."""
 
     group = "heads"

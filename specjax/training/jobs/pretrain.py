@@ -23,7 +23,7 @@ from specjax.options.fields import at_least, option
 from specjax.training.corpus import TextOptions, Tokens, end_of_text, starts_of_documents
 from specjax.training.dataset import initial_hash
 from specjax.training.lock import alone
-from specjax.training.loop import LoopOptions, fit
+from specjax.training.loop import fit
 from specjax.training.losses import chunked, cross_entropy, with_cap
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.mixture import Mixture, WeightOptions
@@ -40,7 +40,7 @@ from specjax.training.tokenising import prepare_all
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions):
+class PretrainOptions(ModelOptions, TextOptions, WeightOptions):
     """The data, the model's sizes, and the loop."""
 
     group = "pretraining"

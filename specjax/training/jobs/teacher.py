@@ -29,9 +29,10 @@ from specjax.training import recorded, tables
 from specjax.training.corpus import TextOptions, Tokens, starts_of_documents
 from specjax.training.drafters import KINDS, default_taps
 from specjax.training.lock import alone
+from specjax.training.loop_options import MeshOptions
 from specjax.training.losses import Teacher, log_target, mapped
 from specjax.training.material import Material, gather
-from specjax.training.mesh import MeshOptions, lay_batch, mesh_of_sizes, mesh_sizes
+from specjax.training.mesh import lay_batch, mesh_of_sizes, mesh_sizes
 from specjax.training.mixture import Mixture, WeightOptions
 from specjax.training.recorded import Request
 from specjax.training.student import read_layers
