@@ -37,7 +37,7 @@ def origins(module: str) -> dict[str, str]:
     For example {"Chain": "specjax.proposers.Chain"} for `specjax`.
     """
     found = {name: f"{module}.{name}" for name in public(module)}
-    for node in _tree(module).body:
+    for node in ast.walk(_tree(module)):  # also below `if TYPE_CHECKING`
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (name := alias.asname or alias.name) in found:

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
         from specjax import __version__
 
         print(f"specjax {__version__}")
-        return
+        sys.exit(0)
     about = "Lossless speculative decoding in JAX."
     command, rest = chosen("specjax", "command", COMMANDS, argv, about)
     from specjax.parallel import leaving

@@ -48,14 +48,18 @@ def parse(
     """
     prog = prog or pathlib.Path(sys.argv[0]).name
     argv = sys.argv[1:] if argv is None else argv
-    asks = [word for word in argv if word in ("-h", "--help", "--help-all")]
+    end = argv.index("--") if "--" in argv else len(argv)  # what follows are no options
+    asks = {"-h", "--help", "--help-all"} & set(argv[:end])
     if asks:
         _show_help(cls, prog, description, whole="--help-all" in asks)
     try:
-        files, rest = _read(FileOptions, prog, argv, return_unknown_args=True)
+        read, rest = _tyro(
+            _groups(FileOptions), prog, argv[:end], add_help=False, return_unknown_args=True
+        )
+        files = _flat(read)
         settings = [text for some in files["set"] for text in some]
         given = arguments_of_files(cls, files["config"], settings)
-        values, _ = _read(cls, prog, [*given, *rest])
+        values = _flat(_tyro(_groups(cls), prog, [*given, *rest, *argv[end:]]))
         # Processes must join before JAX is first used, which the checks of the options may do.
         join_from(values)
         return cls(**values)
@@ -83,15 +87,9 @@ def _show_help(cls: type[Options], prog: str, description: str | None, whole: bo
             print(f"--help-all shows {len(hidden)} more options.")
 
 
-def _read(
-    cls: type[Options], prog: str, argv: list[str], **settings: Any
-) -> tuple[dict[str, Any], list[str]]:
-    """Returns the options of `cls` by name, and the arguments that are not among them."""
-    read = _tyro(_groups(cls), prog, argv, add_help=False, **settings)
-    groups, rest = read if settings else (read, [])
-    return {
-        name: value for group in vars(groups).values() for name, value in vars(group).items()
-    }, rest
+def _flat(groups: object) -> dict[str, Any]:
+    """Returns the options of all groups by name."""
+    return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
 
 
 def _tyro(groups: Mapping[str, type], prog: str, argv: list[str], **settings: Any) -> Any:

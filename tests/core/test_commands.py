@@ -268,6 +268,8 @@ def test_options_stand_in_groups(capsys, command):
             "not allowed with --choice: leave one",
         ),
         (["generate", "x", "--canonical"], "--canonical is used with --regex"),
+        (["generate", "x", "--top-k", "many"], "For full helptext, see specjax generate --help"),
+        (["generate", "--target", "x", "--", "--regex", "a", "--prompt"], "x is not a folder"),
     ],
 )
 def test_what_a_command_cannot_read(capsys, arguments, words):
