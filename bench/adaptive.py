@@ -114,8 +114,6 @@ def over_seeds(cells: Sequence[Report]) -> Report:
 class AdaptiveOptions(fields.Options):
     """The options of `python -m bench.adaptive`."""
 
-    group = "benchmark"
-
     batch: tuple[int, ...] = fields.option((1, 4, 16), "rows")
     alpha: tuple[float, ...] = fields.option((0.1, 0.3, 0.5, 0.7, 0.85, 0.95), "acceptance rates")
     draft_cost: tuple[float, ...] = fields.option(

@@ -141,8 +141,6 @@ def walked(target: Any, grammar: Constraint) -> str:
 class AutomataOptions(fields.Options):
     """The options of `python -m bench.automata`."""
 
-    group = "benchmark"
-
     sizes: tuple[int, ...] = fields.option((4096, 32_000, 152_000), "vocabulary sizes")
 
 

@@ -103,8 +103,6 @@ def rows(
 class ConstraintsOptions(fields.Options):
     """The options of `python -m bench.constraints`."""
 
-    group = "benchmark"
-
     rounds: int = fields.option(15, "measured turns")
     num_drafts: int = fields.option(4, "draft tokens per step")
     whitespace: tuple[str, ...] = fields.option(

@@ -46,8 +46,6 @@ _PEER = tuple(
 class DatastoreOptions(fields.Options):
     """The options of `python -m bench.datastore`."""
 
-    group = "benchmark"
-
     data: tuple[str, ...] = fields.option(
         (_PATHS["stdlib"], _PATHS["purelib"]),
         "folders of Python files; default: this Python's library and packages",

@@ -88,8 +88,6 @@ class _Entry(Timed):
 class DraftersOptions(fields.Options):
     """The options of `python -m bench.drafters`."""
 
-    group = "benchmark"
-
     target: str = fields.option(fields.REQUIRED, "folder of the target")
     data: tuple[str, ...] = fields.option(fields.REQUIRED, "as for the training jobs")
     pattern: str = fields.option("*.py", "as for the training jobs")

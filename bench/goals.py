@@ -208,8 +208,6 @@ GOALS = _goals()
 class GoalsOptions(fields.Options):
     """The options of `python -m bench.goals`."""
 
-    group = "benchmark"
-
     only: tuple[str, ...] = fields.option(tuple(RUNS), "only these runs", choices=list(RUNS))
     quick: bool = fields.option(False, "use tiny models, to see that everything runs")
     engines: tuple[str, ...] = fields.option((), "as of python -m bench", choices=tuple(ENGINES))

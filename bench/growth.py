@@ -83,8 +83,6 @@ PARTS = {"step": ("ms a step", 1e3), "memory": ("MB", 1e-6), "compile": ("s to c
 class GrowthOptions(fields.Options):
     """The options of `python -m bench.growth`."""
 
-    group = "benchmark"
-
     axes: tuple[str, ...] = fields.option(tuple(AXES), "what grows", choices=sorted(AXES))
     steps: int = fields.option(32, "decoding steps per sample")
     rounds: int = fields.option(5, "measured turns")

@@ -31,8 +31,6 @@ _PROMPTS, _LENGTH = 4, 16
 class LawsOptions(fields.Options):
     """The options of `python -m bench.laws`."""
 
-    group = "benchmark"
-
     size: str = fields.option("110m", "size of the random weights", choices=sorted(SIZES))
     vocab_size: int = fields.option(32000, "vocabulary size")
     dtype: str = fields.option("bfloat16", "type of the weights")

@@ -16,8 +16,6 @@ from specjax.options import fields
 class SharedOptions(fields.Options):
     """The options that hold for all reports of a call."""
 
-    group = "benchmark"
-
     size: str | None = fields.option(
         None, "use random weights of this many parameters", choices=sorted(SIZES)
     )

@@ -11,8 +11,6 @@ from specjax.options import fields
 class OverlapOptions(fields.Options):
     """The options of `python -m bench.overlap`."""
 
-    group = "benchmark"
-
     alpha: float = fields.option(0.8, "acceptance rate")
     second: float = fields.option(
         0.5, "how often the second guess is right where the first is wrong"

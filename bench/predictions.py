@@ -54,8 +54,6 @@ def imposed(
 class PredictionsOptions(fields.Options):
     """The options of `python -m bench.predictions`."""
 
-    group = "benchmark"
-
     size: str = fields.option("110m", "of the weights", choices=sorted(SIZES))
     vocab_size: int = fields.option(32000, "of both models")
     dtype: str = fields.option("float32", "float32 or bfloat16")

@@ -19,10 +19,7 @@ _DRAFTERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int
 
 
 def rows_of(
-    timed: list[Timed],
-    target: LanguageModel,
-    arguments: ReportOptions,
-    top: dict[str, float],
+    timed: list[Timed], target: LanguageModel, arguments: ReportOptions, top: dict[str, float]
 ) -> list[Report]:
     """One row for each contestant; the first is plain decoding, the base of all speed-ups."""
     batches = len(timed[0].tokens)

@@ -160,8 +160,6 @@ def measure(size: int, rounds: int) -> dict[str, float]:
 class SamplerOptions(fields.Options):
     """The options of `python -m bench.sampler`."""
 
-    group = "benchmark"
-
     sizes: tuple[int, ...] = fields.option((32_000, 152_000), "vocabulary sizes")
     rounds: int = fields.option(15, "measured rounds, after one that compiles")
 

@@ -64,8 +64,6 @@ def main(argv: list[str] | None = None) -> None:
 class ServeOptions(fields.Options):
     """The options of `python -m bench.serve`."""
 
-    group = "benchmark"
-
     target: str = fields.option(str(SHIPPED.parent / "target"), "folder of the target")
     draft: str = fields.option(str(SHIPPED.parent / "draft"), "folder of the draft")
     prompt_file: str = fields.option(str(SHIPPED), "file of the prompts")

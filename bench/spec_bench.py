@@ -41,8 +41,6 @@ GROUPS = {
 class SpecBenchOptions(fields.Options):
     """The options of `python -m bench.spec_bench`."""
 
-    group = "benchmark"
-
     questions: str = fields.option(fields.REQUIRED, "JSON lines with question_id, category, turns")
     target: str = fields.option(fields.REQUIRED, "folder or hub name")
     draft: str | None = fields.option(None, "folder or hub name; default: prompt lookup")
@@ -115,10 +113,7 @@ def read_questions(path: str) -> list[Report]:
 
 
 def answer(
-    target: specjax.LanguageModel,
-    question: Report,
-    arguments: SpecBenchOptions,
-    how: Options,
+    target: specjax.LanguageModel, question: Report, arguments: SpecBenchOptions, how: Options
 ) -> Report:
     """Answer all turns; the figures are those of a second run, because the first may compile."""
     messages: list[dict[str, str]] = []

@@ -114,8 +114,6 @@ class _Timed(Timed):
 class PartsOptions(fields.Options):
     """The options of `python -m bench.step_parts`."""
 
-    group = "benchmark"
-
     target: str = fields.option(str(specjax.shipped("pycode/target")), "a model's folder")
     size: str | None = fields.option(
         None, "random weights instead of --target", choices=sorted(SIZES)

@@ -34,8 +34,6 @@ KINDS = ("byte-level", "sentencepiece")
 class VocabulariesOptions(fields.Options):
     """The options of `python -m bench.vocabularies`."""
 
-    group = "benchmark"
-
     target_size: int = fields.option(128_000, "tokens of the target (default: 128000)")
     draft_size: int = fields.option(32_000, "tokens of the draft (default: 32000)")
     rounds: int = fields.option(3, "rounds, whose median is reported (default: 3)")

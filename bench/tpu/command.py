@@ -202,8 +202,6 @@ def _config(path: str) -> TransformerConfig:
 class TpuOptions(fields.Options):
     """The options of `python -m bench.tpu`."""
 
-    group = "benchmark"
-
     size: tuple[str, ...] = fields.option(("1b",), "targets", choices=sorted(SIZES))
     target_config: str | None = fields.option(
         None, "a config.json (or its folder) instead of a size"

@@ -17,13 +17,7 @@ from specjax.decoding import Decoder
 from specjax.generation import bad_word_ids, encode
 from specjax.options.command import parse
 from specjax.options.fields import Options, flag, option
-from specjax.options.models import (
-    DeviceOptions,
-    ModelOptions,
-    choose,
-    load_models,
-    make_drafter,
-)
+from specjax.options.models import DeviceOptions, ModelOptions, choose, load_models, make_drafter
 from specjax.options.processes import ProcessOptions
 from specjax.options.prompts import PromptOptions
 from specjax.options.sampling import ProcessorOptions, SamplingOptions
@@ -53,8 +47,7 @@ class ServerOptions(Options):
     )
     model: str | None = option(None, "the name of the model there")
     baseline_url: str | None = option(
-        None,
-        "a server of the same model without speculation; or pass --target with its folder",
+        None, "a server of the same model without speculation; or pass --target with its folder"
     )
     baseline_model: str | None = option(None, "its name there; default: that of --model")
     api_key_variable: str = option(
@@ -89,10 +82,7 @@ class AuditOptions(
 
 
 def main(prog: str, argv: list[str]) -> None:
-    run(parse(AuditOptions, argv, prog=prog))
-
-
-def run(arguments: AuditOptions) -> None:
+    arguments = parse(AuditOptions, argv, prog=prog)
     report = _own(arguments) if arguments.url is None else _foreign(arguments)
     print(report)
     if arguments.json is not None and leader():

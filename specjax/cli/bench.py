@@ -137,10 +137,7 @@ class BenchOptions(
 
 
 def main(prog: str, argv: list[str]) -> None:
-    run(parse(BenchOptions, argv, prog=prog))
-
-
-def run(arguments: BenchOptions) -> None:
+    arguments = parse(BenchOptions, argv, prog=prog)
     if arguments.rounds < 0 or arguments.limit_prompts < 0:
         raise ValueError(
             f"--rounds {arguments.rounds} and --limit-prompts {arguments.limit_prompts}: "
@@ -175,10 +172,7 @@ def run(arguments: BenchOptions) -> None:
 
 
 def _entries(
-    arguments: BenchOptions,
-    models: Models,
-    drafted: Sequence[str],
-    prompts: list[str],
+    arguments: BenchOptions, models: Models, drafted: Sequence[str], prompts: list[str]
 ) -> tuple[list[_Entry], list[tuple[str, str]]]:
     """Returns the rows to measure, and the pairs (proposer, rule) that cannot be combined.
 

@@ -118,10 +118,7 @@ class DemoOptions(DeviceOptions, ModelOptions, PromptOptions):
 
 
 def main(prog: str, argv: list[str]) -> None:
-    run(parse(DemoOptions, argv, prog=prog))
-
-
-def run(arguments: DemoOptions) -> None:
+    arguments = parse(DemoOptions, argv, prog=prog)
     # With a target of one's own, a proposer whose weights are not given is left out.
     missing = [] if arguments.draft is not None or arguments.target is None else [*DRAFTED]
     if arguments.drafter is None and arguments.target is not None:

@@ -80,10 +80,7 @@ class GenerateOptions(
 
 
 def main(prog: str, argv: list[str]) -> None:
-    run(parse(GenerateOptions, argv, prog=prog))
-
-
-def run(arguments: GenerateOptions) -> None:
+    arguments = parse(GenerateOptions, argv, prog=prog)
     prompts = arguments.prompts()
     if arguments.logprobs is not None and not arguments.json:
         raise ValueError("--logprobs is printed as JSON; add --json")

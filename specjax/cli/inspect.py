@@ -38,10 +38,7 @@ class InspectOptions(Options):
 
 
 def main(prog: str, argv: list[str]) -> None:
-    run(parse(InspectOptions, argv, prog=prog))
-
-
-def run(arguments: InspectOptions) -> None:
+    arguments = parse(InspectOptions, argv, prog=prog)
     folder = find_folder(arguments.folder)
     name, config, tensors = open_drafter(folder)
     target = None if arguments.target is None else _abstract(arguments.target)

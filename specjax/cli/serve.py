@@ -108,10 +108,7 @@ class ServeOptions(RoomOptions, DeviceOptions, DraftingOptions, ServedOptions):
 
 
 def main(prog: str, argv: list[str]) -> None:
-    run(parse(ServeOptions, argv, prog=prog))
-
-
-def run(arguments: ServeOptions) -> None:
+    arguments = parse(ServeOptions, argv, prog=prog)
     drafters = [_named("drafter", text, "drafter") for text in arguments.drafter]
     adapters = [_named("adapter", text, None) for text in arguments.adapter]
     if not 0 <= arguments.port <= 65535:

@@ -30,10 +30,7 @@ class TuneOptions(DeviceOptions, ModelOptions, PromptOptions):
 
 
 def main(prog: str, argv: list[str]) -> None:
-    run(parse(TuneOptions, argv, prog=prog))
-
-
-def run(arguments: TuneOptions) -> None:
+    arguments = parse(TuneOptions, argv, prog=prog)
     prompts = arguments.prompts(default=[]) or None
     # The plan is for the first drafter, so the shipped draft model is not added to another one.
     with_draft = arguments.draft is not None or (

@@ -19,7 +19,7 @@ class Options:
     their checks run.
     """
 
-    group: ClassVar[str] = "other"
+    group: ClassVar[str] = "command"
     """The heading in the help for the options that the class adds to those of its bases."""
 
     common: ClassVar[tuple[str, ...]] = ()

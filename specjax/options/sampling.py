@@ -68,15 +68,13 @@ class ProcessorOptions(Options):
     group = "penalty"
 
     repetition_penalty: float | None = option(
-        None,
-        "penalty for tokens in the prompt or the output; 1 is off; default: the target's own",
+        None, "penalty for tokens in the prompt or the output; 1 is off; default: the target's own"
     )
     presence_penalty: float = option(
         Request.presence_penalty, "penalty for tokens in the output; 0 is off"
     )
     frequency_penalty: float = option(
-        Request.frequency_penalty,
-        "penalty for each occurrence of a token in the output; 0 is off",
+        Request.frequency_penalty, "penalty for each occurrence of a token in the output; 0 is off"
     )
     logit_bias: tuple[str, ...] = option(
         (), "add X to the logit of token ID; repeat the option for more", metavar="ID=X",
