@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specjax._internal.checks import items, number, shown, tokens_of, whole
 from specjax.contract import Proposer
-from specjax.generation.request import Prompts
 from specjax.models import LanguageModel
 from specjax.processors import word_list
 from specjax.text import no_panic, render
 from specjax.types import ABSENT
+
+if TYPE_CHECKING:
+    from specjax.generation.request import Prompts
 
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 _FEWEST, _MOST = 16, 2**20

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 
 from specjax._internal.jit_cache import Recent, structure_of
 from specjax.decoding import Guided
+from specjax.generation.padding import pad_rows
 from specjax.generation.prepared import Prepared
 from specjax.overlap import Overlapped
 from specjax.parallel import (
@@ -45,8 +46,6 @@ a share of the time for which it compiled."""
 
 _compiled: Recent[Hashable, Learned | None] = Recent()
 """The structures that were compiled, and what was learned of those that draft adaptively."""
-
-ArraysT = TypeVar("ArraysT")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -186,13 +185,6 @@ def _inputs(prepared: Prepared, endless: bool) -> dict[str, Any]:
         limit = np.where(wanted, room, limit)
         arrays["eos"] = np.full_like(prepared.eos, ABSENT)
     return {"limit": limit.astype(np.int32), **pad_rows(arrays, padding)}
-
-
-def pad_rows(rows: ArraysT, padding: int) -> ArraysT:
-    """A pytree of arrays, each with its last row repeated `padding` times more."""
-    if padding == 0:
-        return rows
-    return jax.tree.map(lambda x: x[np.minimum(np.arange(len(x) + padding), len(x) - 1)], rows)
 
 
 @functools.partial(jax.jit, static_argnums=0)
