@@ -34,7 +34,7 @@ def keep_programs(most: int | None = MOST) -> None:
       ValueError: `most` is less than 1.
 
     Example:
-      >>> keep_programs(8)
+      >>> specjax.keep_programs(64)
     """
     global _most
     if most is not None and (not isinstance(most, int) or most < 1):
@@ -48,7 +48,7 @@ def clear_programs() -> None:
     """Frees all compiled programs of decoding; the next call of each structure compiles again.
 
     Example:
-      >>> clear_programs()
+      >>> specjax.clear_programs()
     """
     for table in _tables:
         table.clear()

@@ -91,8 +91,12 @@ def audit(
       ValueError: arguments that do not fit, and what to pass instead; before anything is compiled.
 
     Example:
-      >>> report = audit(decoder, params, prompts)
-      >>> print(report)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> proposer, rule = specjax.NGram(2), specjax.Match()
+      >>> decoder = specjax.Decoder(target.model, proposer, rule, target.eos, capacity=32)
+      >>> params, few = specjax.Params(target.params), {"samples": 256, "max_new_tokens": 8}
+      >>> specjax.audit(decoder, params, [[5, 6, 7], [8, 9]], **few).passed
+      True
     """
     ids = [list(prompt) for prompt in prompts]
     chosen, processors = _split(settings)

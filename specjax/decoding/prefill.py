@@ -55,6 +55,11 @@ def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
     """The token ids that end each row, as [B, ids] int32 padded with ABSENT.
 
     The number of ids is rounded up to a multiple of four, so that few shapes are compiled.
+
+    Example:
+      >>> specjax.eos_of_rows([[2], [0, 3]])
+      array([[ 2, -1, -1, -1],
+             [ 0,  3, -1, -1]], dtype=int32)
     """
     rows = [sorted(set(row)) for row in ids]
     width = -(-max(4, *map(len, rows)) // 4) * 4

@@ -118,8 +118,11 @@ def adaptive(
         not positive.
 
     Example:
-      >>> drafter = adaptive(specjax.make_drafter(target, draft, num_drafts=8))
-      >>> specjax.generate(target, prompt, drafter=drafter)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> drafter = specjax.adaptive(specjax.make_drafter(target, draft, num_drafts=4))
+      >>> drafter.proposer.max_depth
+      4
     """
     for name, part in (("drafter", drafter), ("lookup", lookup)):
         if part is not None and not isinstance(part, Drafter | Proposer):

@@ -60,8 +60,12 @@ def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
         nodes or seconds.
 
     Example:
-      >>> costs = specjax.step_costs(target, tree, widths=(1, 4, 8, 16, 32))
-      >>> specjax.generate(target, prompt, drafter=cost_aware(tree, costs))
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> numbers = {"depth": 2, "width": 2, "num_nodes": 4}
+      >>> tree = specjax.make_drafter(target, draft, specjax.DynamicTree, **numbers)
+      >>> specjax.cost_aware(tree, {2: 0.010, 4: 0.011}).proposer.num_nodes
+      4
     """
     if not isinstance(drafter, Drafter):
         raise ValueError(

@@ -72,8 +72,11 @@ def load_drafter(
       OSError: there is no such folder or model, or a file is missing or cannot be read.
 
     Example:
-      >>> drafter = load_drafter("org/head", target, specjax.Chain, num_drafts=4)
-      >>> specjax.generate(target, prompt, drafter=drafter)
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> head = specjax.shipped("pycode/eagle3")
+      >>> drafter = specjax.load_drafter(head, target, specjax.Chain, num_drafts=4)
+      >>> drafter.proposer.max_depth
+      4
     """
     if numbers and shape is None:
         raise ValueError(
@@ -125,7 +128,11 @@ def save_drafter(
         the message names those that can.  Or the folder holds something else than a drafter.
 
     Example:
-      >>> save_drafter("head", specjax.load_drafter("org/head", target), target)
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> heads = specjax.load_drafter(specjax.shipped("pycode/medusa"), target)
+      >>> specjax.save_drafter("heads", heads, target, dtype="bfloat16")
+      >>> specjax.load_drafter("heads", target).proposer == heads.proposer
+      True
     """
     if not isinstance(drafter, PublishedDrafter | MedusaAdapter):
         raise ValueError(

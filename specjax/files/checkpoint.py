@@ -99,7 +99,9 @@ def load(
       OSError: there is no such folder or model, or a file is missing or cannot be read.
 
     Example:
-      >>> target = load("org/name", dtype="bfloat16")
+      >>> target = specjax.load(specjax.shipped("tiny/target"), dtype="bfloat16")
+      >>> target.model.vocab_size
+      512
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
     dtype = check_dtype(
@@ -219,7 +221,10 @@ def save(
       ValueError: the model is not a `Transformer`, or the dtype is not supported.
 
     Example:
-      >>> save(specjax.load("org/name", lora="org/lora"), "merged")
+      >>> model = specjax.load(specjax.shipped("tiny/target"), layers=[0])
+      >>> specjax.save(model, "one-layer")
+      >>> specjax.load("one-layer").model.vocab_size
+      512
     """
     module = model.model.module if isinstance(model.model, LinenModel) else None
     if not isinstance(module, Transformer):

@@ -176,6 +176,12 @@ def tune(
 
     Raises:
       ValueError: no prompts, or a drafter that does not fit the target.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> plan = specjax.tune(target, prompts=["import os"], max_new_tokens=8, rounds=1, save=False)
+      >>> isinstance(plan, specjax.Plan)  # print(plan) shows the table
+      True
     """
     if not isinstance(target, LanguageModel):
         raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")

@@ -155,8 +155,11 @@ def first_of(first: Drafter | Proposer, second: Drafter | Proposer) -> Drafter:
       ValueError: proposers of different depths, or one that cannot be combined with others.
 
     Example:
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
       >>> draft_model = specjax.make_drafter(target, draft, num_drafts=4)
-      >>> specjax.generate(target, prompt, drafter=first_of(specjax.NGram(4), draft_model))
+      >>> specjax.first_of(specjax.NGram(4), draft_model).proposer.max_depth
+      4
     """
     parts = tuple(
         part if isinstance(part, Drafter) else BoundDrafter(part) for part in (first, second)

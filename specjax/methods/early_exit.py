@@ -104,7 +104,8 @@ def EarlyExit(
     """Drafts with the target's first layers: `Chain(EarlyExitSource(target, exit_layer), ...)`.
 
     Example:
-      >>> proposer = EarlyExit(target.model, exit_layer=4, num_drafts=4)
-      >>> specjax.generate(target, prompt, proposer=proposer)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> specjax.EarlyExit(target.model, exit_layer=1, num_drafts=4).max_depth
+      4
     """
     return Chain(EarlyExitSource(target, exit_layer), num_drafts, confidence_threshold)

@@ -29,7 +29,9 @@ def save_datastore(folder: str | os.PathLike[str], store: Datastore) -> None:
       OSError: the folder cannot be written.
 
     Example:
-      >>> save_datastore("store", Datastore.build(texts, target))
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> store = specjax.Datastore.build(["import os\\n", "import sys\\n"], target)
+      >>> specjax.save_datastore("store", store)
     """
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -87,8 +89,11 @@ def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) 
       OSError: it cannot be read.
 
     Example:
-      >>> store = load_datastore("store")
-      >>> specjax.generate(target, prompt, drafter=store.drafter(target))
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> specjax.save_datastore("store", specjax.Datastore.build(["import os\\n"], target))
+      >>> store = specjax.load_datastore("store")
+      >>> store.drafter(target, num_drafts=4).proposer.max_depth
+      4
     """
     path = find_folder(str(folder))
     facts, file = describe_datastore(path), path / ARRAYS

@@ -74,8 +74,11 @@ def make_drafter(
         target's tokens.
 
     Example:
-      >>> drafter = make_drafter(target, draft, specjax.StaticTree, branching=(3, 2))
-      >>> specjax.generate(target, prompt, drafter=drafter)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> drafter = specjax.make_drafter(target, draft, specjax.StaticTree, branching=(3, 2))
+      >>> drafter.proposer.num_nodes  # the root, 3 children and 6 grandchildren
+      10
     """
     for name, model in (("target", target), ("draft", draft)):
         if not isinstance(model, LanguageModel):

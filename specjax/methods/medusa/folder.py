@@ -63,7 +63,10 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
       FileNotFoundError: there is no such folder, or it lacks a file.
 
     Example:
-      >>> specjax.generate(target, prompt, drafter=load_medusa("heads", target))
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> heads = specjax.load_medusa(specjax.shipped("pycode/medusa"), target)
+      >>> heads.proposer.num_nodes
+      8
     """
     if not isinstance(target, LanguageModel):
         raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
@@ -120,6 +123,11 @@ def save_medusa(
       adapter: the heads.
       base: the target's name, for `base_model_name_or_path`.
       dtype: of the file; by default that of the parameters.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> heads = specjax.load_medusa(specjax.shipped("pycode/medusa"), target)
+      >>> specjax.save_medusa("heads", heads, base="org/target")
     """
     folder, heads, params = pathlib.Path(folder), adapter.heads, to_host(adapter.params)
     if not leader():
