@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import tokenizers
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import chosen, typed
 from specjax.contract import Arrays, Proposer, Source
 from specjax.methods.draft_model.source import DraftSource
 from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
@@ -76,11 +76,8 @@ def make_drafter(
       >>> drafter = make_drafter(target, draft, specjax.StaticTree, branching=(3, 2))
       >>> specjax.generate(target, prompt, drafter=drafter)
     """
-    for name, model in (("target", target), ("draft", draft)):
-        if not isinstance(model, LanguageModel):
-            raise ValueError(f"{name}={shown(model)}; pass what specjax.load(folder) returns")
-    if not isinstance(dtype, str | None) or dtype not in (None, "int8"):
-        raise ValueError(f"dtype={shown(dtype)}; pass None or 'int8'")
+    typed("what specjax.load(folder) returns", LanguageModel, target=target, draft=draft)
+    chosen("dtype", dtype, (None, "int8"))
     form = quantised_form(draft) if dtype == "int8" else draft
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
     tables = _tables(*words)
