@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import shown, typed
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN
 from specjax.methods import Adapter, BoundDrafter, Drafter, make_drafter
@@ -125,8 +125,7 @@ def adaptive(
       4
     """
     for name, part in (("drafter", drafter), ("lookup", lookup)):
-        if part is not None and not isinstance(part, Drafter | Proposer):
-            raise ValueError(f"{name}={shown(part)} is not a drafter; pass what a loader returns")
+        typed("the drafter that a loader returns", Drafter | Proposer | None, **{name: part})
     if isinstance(drafter, Proposer):
         drafter = BoundDrafter(drafter)
     depth = CHAIN if drafter is None else drafter.proposer.max_depth

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import real, typed
 from specjax.contract import Proposer
 from specjax.methods import Adapter, Drafter
 from specjax.models import LanguageModel
@@ -67,13 +67,9 @@ def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
       >>> specjax.cost_aware(tree, {2: 0.010, 4: 0.011}).proposer.num_nodes
       4
     """
-    if not isinstance(drafter, Drafter):
-        raise ValueError(
-            f"drafter={shown(drafter)} is not a drafter; pass what load_drafter returns"
-        )
+    typed("what load_drafter returns", Drafter, drafter=drafter)
     for nodes, cost in seconds.items():
-        if not 0 < cost < float("inf"):
-            raise ValueError(f"seconds[{nodes}]={shown(cost)}; the time of a step is above 0")
+        real(f"seconds[{nodes}]", cost, "(0, inf)", ", the time of a step")
     widths = tuple(sorted(seconds))
     proposer: Proposer = CostAware(drafter.proposer, widths)
     times = tuple(float(seconds[width]) for width in widths)

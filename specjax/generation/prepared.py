@@ -266,17 +266,12 @@ def seeds_of(seed: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
 def _rule(rule: object) -> Rule:
     if rule is None:
         return Match()
-    if isinstance(rule, str):
-        if rule not in RULES:
-            raise ValueError(
-                f"rule={rule!r} is not a rule; "
-                f"pass one of {', '.join(RULES)}, or a rule such as Match()"
-            )
+    if isinstance(rule, str) and rule in RULES:
         return RULES[rule]()
     if not isinstance(rule, Rule):
         raise ValueError(
             f"rule={shown(rule)} is not a rule; "
-            f"pass an object such as specjax.Match(), or one of {', '.join(RULES)}"
+            f"pass one of {', '.join(RULES)}, or a rule such as specjax.Match()"
         )
     hashable("rule", rule)
     return rule
@@ -284,12 +279,11 @@ def _rule(rule: object) -> Rule:
 
 def _stops(target: LanguageModel, stop: object) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else [] if stop is None else items(stop)
-    if texts is None or not all(isinstance(text, str) for text in texts):
+    if texts is None or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(
-            f"stop={shown(stop)} is not allowed; it must be a text, a list of texts, or None"
+            f"stop={shown(stop)} is not allowed; it must be a text, a list of texts, or None; "
+            "remove an empty string, which every text contains"
         )
-    if "" in texts:
-        raise ValueError("stop contains an empty string, which every text contains; remove it")
     if texts and target.tokenizer is None:
         raise ValueError(f"stop={shown(stop)} needs a tokenizer, and {target.name} has none")
     return tuple(texts)

@@ -344,7 +344,7 @@ def test_a_tree_is_measured_with_its_chains(target, tree, monkeypatch):
 def test_what_cannot_be_is_refused(target):
     for arguments, words in (
         (("x",), "target='x'"),
-        ((target, ["x"]), "drafters holds 'x'"),
+        ((target, ["x"]), "drafters='x', of the type str; pass models"),
         ((target, (), []), "prompts is empty"),
     ):
         with pytest.raises(ValueError, match=words):

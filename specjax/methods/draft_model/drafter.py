@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import chosen, typed
 from specjax.contract import Arrays, Proposer, Source
 from specjax.methods.draft_model.source import DraftSource
 from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
@@ -80,11 +80,8 @@ def make_drafter(
       >>> drafter.proposer.num_nodes  # the root, 3 children and 6 grandchildren
       10
     """
-    for name, model in (("target", target), ("draft", draft)):
-        if not isinstance(model, LanguageModel):
-            raise ValueError(f"{name}={shown(model)}; pass what specjax.load(folder) returns")
-    if not isinstance(dtype, str | None) or dtype not in (None, "int8"):
-        raise ValueError(f"dtype={shown(dtype)}; pass None or 'int8'")
+    typed("what specjax.load(folder) returns", LanguageModel, target=target, draft=draft)
+    chosen("dtype", dtype, (None, "int8"))
     form = quantised_form(draft) if dtype == "int8" else draft
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
     tables = _tables(*words)

@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     from specjax.methods.published.source import PublishedSource
     from specjax.methods.published.speculators import on_hub, speculators_config
     from specjax.methods.published.tables import SharedParams, by_row, embedding_of, head_of
-    from specjax.methods.published.target_sizes import check_features, check_target, check_width
+    from specjax.methods.published.target_sizes import (
+        check_features,
+        check_taps,
+        check_target,
+        check_width,
+        counted_taps,
+    )
     from specjax.methods.published.vocabulary import check_rows, read_vocabulary
 
 __getattr__ = lazily(__name__, __file__)
@@ -61,8 +67,10 @@ __all__ = [
     "by_row",
     "check_features",
     "check_rows",
+    "check_taps",
     "check_target",
     "check_width",
+    "counted_taps",
     "dense_rows",
     "embedding_of",
     "folder_of",
