@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.plot:
         new_figure()  # fails before the work, not after it, if matplotlib is missing
     if not all(0 <= alpha <= 1 for alpha in arguments.alpha):
-        raise ValueError(f"--alpha is {arguments.alpha}; acceptance rates lie in [0, 1]")
+        raise ValueError(f"--alpha is {[*arguments.alpha]}; acceptance rates lie in [0, 1]")
     for name in ("batch", "capacity", "chips", "filled", "vocab_size"):
         given = getattr(arguments, name)
         if given is not None and np.min(given) < 1:

@@ -286,8 +286,9 @@ def test_the_parts_of_a_step(capsys):
         assert re.search(rf"^\| {name} \|", printed, re.MULTILINE)
     # Two layers of seven matrices, and the output matrix.
     assert len(list(step_parts.matrices(specjax.load(folder).params))) == 15
-    with pytest.raises(ValueError, match="--rows is 0; it must be at least 1"):
+    with pytest.raises(SystemExit, match="2"):
         step_parts.main(["--rows", "0"])
+    assert "--rows is 0; it must be at least 1" in capsys.readouterr().err
 
 
 def test_predictions_for_imposed_acceptance(capsys):
@@ -300,5 +301,6 @@ def test_predictions_for_imposed_acceptance(capsys):
         assert float(found[1]) == pytest.approx(expected_accepted_length(0.8, depth), rel=0.05)
     assert re.search(r"^auto +\d", printed, re.MULTILINE)
     for name, value in (("--acceptance", "1.5"), ("--batch", "0"), ("--new-tokens", "0")):
-        with pytest.raises(ValueError, match=f"{name} is {value}; it must"):
+        with pytest.raises(SystemExit, match="2"):
             predictions.main([name, value])
+        assert f"{name} is {value}; it must" in capsys.readouterr().err
