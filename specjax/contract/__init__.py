@@ -18,24 +18,32 @@ from specjax.contract.model import Loaded, Model
 from specjax.contract.proposer import Context, Proposer
 from specjax.contract.rule import Rule
 from specjax.contract.source import BlockSource, Lookahead, Source
+from specjax.contract.variables import CacheT, MemoryT, ParamsT, ReadingT, StateT
 from specjax.contract.wrapper import Wrapper
-from specjax.types import Arrays, Corrected, Draw, Warp
+from specjax.types import Arrays, ArrayTree, Corrected, Draw, Warp, Weights
 
 __all__ = [
+    "ArrayTree",
     "Arrays",
     "BlockSource",
     "Cache",
+    "CacheT",
     "Context",
     "Corrected",
     "Draw",
     "Loaded",
     "Lookahead",
+    "MemoryT",
     "Model",
+    "ParamsT",
     "Part",
     "Proposer",
+    "ReadingT",
     "Rule",
     "Source",
+    "StateT",
     "Warp",
+    "Weights",
     "Wrapper",
     "refuse_path",
     "refuse_taps",

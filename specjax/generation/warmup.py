@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax._internal.jit_cache import Recent
-from specjax.contract import Arrays
+from specjax.contract import ArrayTree
 from specjax.decoding import Guided
 from specjax.generation.prepared import Prepared
 from specjax.methods import MedusaParams
@@ -84,7 +84,7 @@ def place(prepared: Prepared, together: bool = False) -> Ready:
         params = shard_params(target.model, target.params, mesh)
         target = dataclasses.replace(target, params=params)
 
-    def pad(part: Arrays) -> Arrays:
+    def pad(part: ArrayTree) -> ArrayTree:
         if not isinstance(part, MedusaParams):
             return part
         return dataclasses.replace(part, adapter=pad_rows(part.adapter, padding))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from specjax._internal.checks import shown
-from specjax.contract import Arrays, Proposer
+from specjax.contract import ArrayTree, Proposer
 from specjax.models import LanguageModel
 from specjax.parallel import mesh_of, replicate
 from specjax.proposers import FirstOf
@@ -16,7 +17,7 @@ Adapter = str | Sequence[str | None] | None
 
 None means plain decoding of that prompt."""
 
-MakeArrays = Callable[[LanguageModel], Arrays]
+MakeArrays = Callable[[LanguageModel], ArrayTree]
 """Makes `Params.proposer` from the target, after the target's parameters were put onto devices.
 
 It may compile, so it is called after all checks.
@@ -28,7 +29,7 @@ class Drafter:
     """A proposer with its weights, which loaders return and `generate(drafter=...)` takes."""
 
     proposer: Proposer
-    params: Arrays = None  # the proposer's
+    params: Any = None  # the proposer's
     name: str = "drafter"  # of its folder, for messages
 
     @property
@@ -68,7 +69,7 @@ class Drafter:
         self.check(target)
         return lambda laid: self.params
 
-    def arrays(self, target: LanguageModel, rows: int = 1, adapter: Adapter = None) -> Arrays:
+    def arrays(self, target: LanguageModel, rows: int = 1, adapter: Adapter = None) -> ArrayTree:
         """Returns `Params.proposer` for `rows` prompts, on the target's mesh.
 
         Raises:

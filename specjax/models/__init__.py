@@ -18,7 +18,7 @@ from specjax.models.quantised import (
     quantised_form,
 )
 from specjax.models.rope import Rope, rotate
-from specjax.models.transformer import Attention, Layer, Transformer, head_matrix
+from specjax.models.transformer import Attention, Head, Layer, Tables, Transformer, head_matrix
 from specjax.models.vocabulary import on_target
 
 __getattr__ = forward(
@@ -42,12 +42,14 @@ __all__ = [
     "Config",
     "Dense",
     "Family",
+    "Head",
     "Int8",
     "LanguageModel",
     "Layer",
     "LinenModel",
     "Norm",
     "Rope",
+    "Tables",
     "Tensor",
     "Transformer",
     "TransformerConfig",

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import tokenizers
 
 from specjax._internal.checks import shown
-from specjax.contract import Arrays, Proposer, Source
+from specjax.contract import ArrayTree, Proposer, Source
 from specjax.methods.draft_model.source import DraftSource
 from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
 from specjax.methods.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
@@ -87,7 +87,7 @@ def make_drafter(
     if tables is not None:
         _say(words, tables.num_shared)
 
-    def params(laid: LanguageModel) -> Arrays:
+    def params(laid: LanguageModel) -> ArrayTree:
         # A target that is its own draft is quantised from the parameters that are on its devices.
         own = laid if draft is target else draft
         return (quantise(own) if dtype == "int8" else own).params

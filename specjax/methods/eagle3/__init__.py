@@ -22,6 +22,7 @@ from specjax.methods.eagle3.rows import mask_row
 from specjax.methods.eagle3.source import (
     Eagle3Source,
     Eagle3State,
+    EagleOwn,
     EagleSource,
     check_taps,
     empty_state,
@@ -49,6 +50,7 @@ __all__ = [
     "Eagle3Config",
     "Eagle3Source",
     "Eagle3State",
+    "EagleOwn",
     "EagleSource",
     "Parts",
     "check_taps",

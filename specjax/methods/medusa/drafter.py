@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax._internal.checks import each, shown
-from specjax.contract import Arrays, Proposer
+from specjax.contract import Proposer
 from specjax.methods.drafter import Adapter, Drafter, MakeArrays
 from specjax.methods.medusa.network import MedusaHeads, initial_medusa
 from specjax.methods.medusa.source import Medusa, MedusaParams
 from specjax.models import LanguageModel, head_matrix
 from specjax.parallel import to_host
 from specjax.proposers import ChoiceTree
+from specjax.types import Weights
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,7 +83,7 @@ class MedusaAdapter(Drafter):
                 f"{target.name} is a {type(target.model).__name__}: "
                 "pass the target that it was trained for"
             )
-        hidden_size, vocab_size = head_matrix(target.params).shape
+        hidden_size, vocab_size = head_matrix(dict(target.params)).shape
         if (self.heads.hidden_size, self.heads.vocab_size) != (hidden_size, vocab_size):
             raise ValueError(
                 f"the adapter {self.name} is for a target of hidden size {self.heads.hidden_size} "
@@ -282,7 +283,7 @@ def _form(heads: MedusaHeads) -> str:
 
 
 @jax.jit
-def _put(stacked: Arrays, slot: jax.Array, params: Arrays) -> Arrays:
+def _put(stacked: Weights, slot: jax.Array, params: Weights) -> Weights:
     return jax.tree.map(
         lambda all_, one: all_.at[slot].set(one.astype(all_.dtype)), stacked, params
     )

@@ -7,11 +7,12 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.contract import Arrays, BlockSource, Context, Loaded
+from specjax.contract import BlockSource, Context, Loaded
 from specjax.methods.eagle3 import (
     Eagle3,
     Eagle3Config,
     Eagle3State,
+    EagleOwn,
     EagleSource,
     check_taps,
     empty_state,
@@ -29,7 +30,9 @@ from specjax.types import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class PEagleSource(BlockSource, EagleSource):
+class PEagleSource(
+    BlockSource[SharedParams[EagleOwn], Eagle3State, Eagle3State, None], EagleSource
+):
     """An EAGLE-3 head that reads pairs of a mask token and a learned feature in place of drafts.
 
         text        a   b   c   d|                d is pending
@@ -57,13 +60,13 @@ class PEagleSource(BlockSource, EagleSource):
                 f"mask_token={self.mask_token}; it must lie in [0, {self.vocab_size - 1}]"
             )
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> SharedParams[EagleOwn]:
         raise ValueError(
             "a P-EAGLE proposer comes without its weights: pass what specjax.load_drafter returns "
             "as drafter="
         )
 
-    def init(self, params: SharedParams, prompt: Block, capacity: int) -> Eagle3State:
+    def init(self, params: SharedParams[EagleOwn], prompt: Block, capacity: int) -> Eagle3State:
         width = self.depth + 1
         # A pass stages the pairs of all tokens that a step may commit, and the mask pairs.
         cache = Eagle3(self.network).init_cache(
@@ -71,14 +74,14 @@ class PEagleSource(BlockSource, EagleSource):
         )
         return empty_state(prompt, cache, width)
 
-    def read(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+    def read(self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block) -> Eagle3State:
         return read_block(self.network, params, state, block)
 
     def truncate(self, state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
         return first_pairs(state, count, last)
 
     def marginals(
-        self, params: SharedParams, state: Eagle3State, context: Context
+        self, params: SharedParams[EagleOwn], state: Eagle3State, context: Context
     ) -> tuple[Array, Array, Eagle3State]:
         tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
         more = ((0, 0), (0, self.depth - 1))
@@ -96,5 +99,7 @@ class PEagleSource(BlockSource, EagleSource):
         state = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
         return logits_of(params, normed, self.vocab_size), cache.length > 0, state
 
-    def observe(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+    def observe(
+        self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block
+    ) -> Eagle3State:
         return observe_features(state, block)

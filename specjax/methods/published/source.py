@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 
-from specjax.contract import Arrays
 from specjax.models import TransformerConfig
+from specjax.parallel import Specs
 
 
 class PublishedSource(abc.ABC):
@@ -23,7 +23,7 @@ class PublishedSource(abc.ABC):
         """The configuration of the network's layers."""
 
     @abc.abstractmethod
-    def axes(self) -> dict[str, Arrays]:
+    def axes(self) -> Specs:
         """Returns the logical axes of the network's parameters, by name in `SharedParams.own`.
 
         Returns:
