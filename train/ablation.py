@@ -1,7 +1,7 @@
 """`python -m train.ablation`: the job that `specjax train ablation` runs, too."""
 
+from specjax.options.command import run
 from specjax.training.jobs.ablation import main
-from specjax.training.options import run
 
 if __name__ == "__main__":
     run(main)

@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from specjax.files import load, read_json
+from specjax.options.command import parse, run
+from specjax.options.fields import REQUIRED, Options, at_least, option
 from specjax.training import DistillOptions, distillation
 from specjax.training.jobs import distill, pretrain
 from specjax.training.lock import alone
-from specjax.training.options import REQUIRED, Options, at_least, option, parse, run
 from specjax.training.record import read_run, write
 from specjax.training.shards import check_request
 from train import prose

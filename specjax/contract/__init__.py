@@ -12,15 +12,22 @@ To *read* tokens means to run a forward pass over them.  A pass *stages* the key
 tokens in the cache, after the committed ones; `Cache.commit` then keeps some of them.
 """
 
-from specjax.contract.cache import Cache, refuse_path, refuse_taps
-from specjax.contract.declared import Part
-from specjax.contract.model import Loaded, Model
-from specjax.contract.proposer import Context, Proposer
-from specjax.contract.rule import Rule
-from specjax.contract.source import BlockSource, Lookahead, Source
-from specjax.contract.variables import CacheT, MemoryT, ParamsT, ReadingT, StateT
-from specjax.contract.wrapper import Wrapper
-from specjax.types import Arrays, ArrayTree, Corrected, Draw, Warp, Weights
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.contract.cache import Cache, refuse_path, refuse_taps
+    from specjax.contract.declared import Part
+    from specjax.contract.model import Loaded, Model
+    from specjax.contract.proposer import Context, Proposer
+    from specjax.contract.rule import Rule
+    from specjax.contract.source import BlockSource, Lookahead, Source
+    from specjax.contract.variables import CacheT, MemoryT, ParamsT, ReadingT, StateT
+    from specjax.contract.wrapper import Wrapper
+    from specjax.types import Arrays, ArrayTree, Corrected, Draw, Warp, Weights
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "ArrayTree",

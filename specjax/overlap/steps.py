@@ -12,7 +12,7 @@ from flax import struct
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from specjax._internal.jit_cache import programs
+from specjax._internal.jit_cache import programs, structure_of
 from specjax.decoding import Logprobs
 from specjax.overlap.outcomes import Ahead, Fan, Foresight, draft, look_ahead, settle
 from specjax.overlap.sides import DecoderLike
@@ -93,7 +93,7 @@ def _kind(decoder_state: DecodeState) -> tuple[object, ...]:
     return (
         decoder_state.tokens.shape,
         decoder_state.eos.shape,
-        jax.tree.structure(decoder_state.processors),
+        structure_of(decoder_state.processors),
     )
 
 

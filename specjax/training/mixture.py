@@ -14,13 +14,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from specjax.options.fields import Options, option
 from specjax.training.corpus import Tokens
-from specjax.training.options import Options, option
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightOptions(Options):
     """The shares of several sources of data."""
+
+    group = "data"
 
     weights: tuple[float, ...] = option(
         (), "how much is read of each entry of --data, as in 3 1; by default all texts are one"

@@ -12,8 +12,9 @@ from flax.traverse_util import unflatten_dict
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from specjax._internal.checks import real
 from specjax.caches import KVCache
-from specjax.contract import BlockSource, Context, Corrected, Loaded
+from specjax.contract import BlockSource, Context, Corrected
 from specjax.methods.block.correction import Correction, Slot
 from specjax.methods.block.network import BlockDraft, block_axes, read_block, stage_context
 from specjax.methods.published import PublishedSource, SharedParams, embedding_of, head_of
@@ -48,7 +49,7 @@ class _Reading:
 
 @dataclasses.dataclass(frozen=True)
 class BlockDraftSource(
-    BlockSource[SharedParams[BlockOwn], BlockDraftState, _Reading, Array], PublishedSource
+    PublishedSource, BlockSource[SharedParams[BlockOwn], BlockDraftState, _Reading, Array]
 ):
     """A block draft as a source: it reads hidden states of the target, the pending token and masks.
 
@@ -79,11 +80,8 @@ class BlockDraftSource(
     def __post_init__(self) -> None:
         if not self.taps:
             raise ValueError("taps is empty; name the layers of the target that the draft reads")
-        if not 0 <= self.confidence_threshold <= 1:
-            raise ValueError(
-                f"confidence_threshold={self.confidence_threshold}; it is a probability in [0, 1], "
-                "and 0 switches it off"
-            )
+        note = ", and 0 switches it off"
+        real("confidence_threshold", self.confidence_threshold, "[0, 1]", note)
         if self.confidence_threshold > 0 and not (
             self.correction is not None and self.correction.estimates
         ):
@@ -104,11 +102,6 @@ class BlockDraftSource(
             specs = {p: PartitionSpec(*named.get(p, ())) for p in self.correction.shapes()}
             found["correction"] = unflatten_dict(specs)
         return found
-
-    def bind(self, target: Loaded, draft: Loaded | None) -> SharedParams[BlockOwn]:
-        raise ValueError(
-            "a block draft comes without its weights: pass what specjax.load_drafter returns"
-        )
 
     def init(self, params: SharedParams[BlockOwn], prompt: Block, capacity: int) -> BlockDraftState:
         config, width = self.net.config, self.depth + 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+from typing import NoReturn
 
+from specjax.contract import Loaded
 from specjax.models import TransformerConfig
 from specjax.parallel import Specs
 
@@ -11,11 +13,17 @@ from specjax.parallel import Specs
 class PublishedSource(abc.ABC):
     """A source with a network of a published folder, which reads hidden states of the target.
 
-    This is the second base class of a `Source` or a `BlockSource`.
+    This is the first base class, before `Source` or `BlockSource`.
     """
 
     vocab_size: int  # the target's
     taps: tuple[int, ...]  # the layers of the target that it reads
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> NoReturn:
+        raise ValueError(
+            f"a {type(self).__name__} comes without its weights: pass what specjax.load_drafter "
+            "returns as drafter="
+        )
 
     @property
     @abc.abstractmethod

@@ -17,11 +17,10 @@ from jax.sharding import Mesh
 
 from specjax.contract import Arrays
 from specjax.models import LanguageModel
+from specjax.options.command import parse, run
 from specjax.training import dataset
 from specjax.training.corpus import starts_of_documents
 from specjax.training.dataset import initial_hash, model_hashes
-from specjax.training.early_exit import exit_of
-from specjax.training.jobs.calibration import calibrated
 from specjax.training.jobs.distill_job import Distill
 from specjax.training.jobs.distill_options import (
     ACCEPTED_LENGTH,
@@ -29,12 +28,10 @@ from specjax.training.jobs.distill_options import (
     DistillOptions,
     annealing,
 )
-from specjax.training.jobs.distill_recorded import DistillRecorded, taught
 from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.material import gather
 from specjax.training.mesh import mesh_of_run
-from specjax.training.options import parse, run
 from specjax.training.record import named
 from specjax.training.sources import sample, share_of_target, with_starts
 from specjax.training.student import check_initial, make_model, no_wider
@@ -54,6 +51,8 @@ def distill(options: DistillOptions) -> None:
     if options.loss == AUTO:
         if options.show_mask:
             raise ValueError("--show-mask shows the batches of one loss: name it, not --loss auto")
+        from specjax.training.jobs.calibration import calibrated
+
         job = calibrated(job)
     if job.options.anneal_steps:
         print(
@@ -113,6 +112,8 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
     draft = make_model(options, target.model.vocab_size, target.model.max_positions)
     trained = None
     if options.early_exit is not None:
+        from specjax.training.early_exit import exit_of
+
         draft, trained = exit_of(draft, target, options.early_exit)
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
@@ -125,6 +126,8 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
 
 def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
     """Returns a job that learns from a recording."""
+    from specjax.training.jobs.distill_recorded import DistillRecorded, taught
+
     options, target, teacher = taught(options, mesh)
     options = no_wider(options, target.model.module.config)
     _check_start(options, target)

@@ -106,7 +106,9 @@ def taught(
       ValueError: the recording is damaged or not complete, another target made it, or it was made
         for other options.
     """
-    teacher = open_teacher(options, options, dtype=options.dtype, settings=options.settings)
+    teacher = open_teacher(
+        options, options.isolate_documents, dtype=options.dtype, settings=options.settings
+    )
     request = teacher.request
     if options.top > request.top:
         raise ValueError(

@@ -19,6 +19,7 @@ import sys
 import jax
 from jax.sharding import Mesh
 
+from specjax.options.command import parse, run
 from specjax.training import dataset
 from specjax.training.dataset import model_hashes
 from specjax.training.drafters import draft_vocabulary, mask_token, plan, token_counts
@@ -30,7 +31,6 @@ from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.material import Material, gather
 from specjax.training.mesh import mesh_of_run
-from specjax.training.options import parse, run
 from specjax.training.recorded import STATES
 from specjax.training.recordings import open_teacher, share_of_answers, target_of
 from specjax.training.sources import sample, share_of_target
@@ -108,7 +108,7 @@ def _beside_target(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
 
 def _recorded(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
     """Returns a job that learns from a recording."""
-    teacher = open_teacher(options, options, (STATES,), options.dtype)
+    teacher = open_teacher(options, options.isolate_documents, (STATES,), options.dtype)
     share = share_of_answers(options.sampled_fraction, teacher)
     options = dataclasses.replace(options, sampled_fraction=share)
     target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))

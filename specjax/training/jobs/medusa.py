@@ -23,6 +23,8 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays
 from specjax.methods import MedusaAdapter, load_medusa
 from specjax.models import LanguageModel
+from specjax.options.command import parse, run
+from specjax.options.fields import matching
 from specjax.training.corpus import starts_of_documents
 from specjax.training.jobs.medusa_job import TrainMedusa
 from specjax.training.jobs.medusa_options import MedusaOptions
@@ -31,7 +33,6 @@ from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.material import Material, gather
 from specjax.training.mesh import mesh_of_run
-from specjax.training.options import matching, parse, run
 from specjax.training.recorded import STATES
 from specjax.training.recordings import open_teacher, share_of_answers, target_of
 from specjax.training.targets import fitted, load_target
@@ -94,7 +95,7 @@ def _beside_target(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
 
 def _recorded(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
     """Returns a job that learns from a recording."""
-    teacher = open_teacher(options, options, (STATES,))
+    teacher = open_teacher(options, options.isolate_documents, (STATES,))
     target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))
     inputs = {**teacher.request.hashes, "teacher": teacher.hash}
     material = Material(None, None, teacher.held_out_rows(), inputs)
