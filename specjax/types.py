@@ -16,27 +16,51 @@ Dimension letters, used in every annotation of this package:
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 from flax import struct
 from jax import Array
 
-Arrays = Any
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ArrayTree: TypeAlias = (
+    "Array | np.ndarray | DataclassInstance | Sequence[ArrayTree] | Mapping[str, ArrayTree] | None"
+)
 """A pytree of arrays: parameters, or a state.  Its structure belongs to the class that made it."""
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+"""A value of JSON."""
+
+Weights: TypeAlias = Mapping[str, ArrayTree]
+"""The parameters of a network, by the names of its layers, as Flax makes them."""
+
+Arrays = Any
+
+_CacheT = TypeVar("_CacheT")
+_MemoryT = TypeVar("_MemoryT")
 
 ABSENT = -1
 """The parent of the root, and of an absent node, which holds no draft.  Also pads lists of ids."""
 
 
 @struct.dataclass
-class ModelOutput:
+class ModelOutput(Generic[_CacheT]):
     """The outputs of one pass of a model."""
 
     logits: Array  # [B, N, V]
     hidden: Array  # [B, N, E] hidden states of the last layer, after its final norm
-    cache: Arrays  # the cache with the N tokens staged, or None when the pass had no cache
+    cache: _CacheT | None  # with the N tokens staged; None when the pass had no cache
     # [B, N, sum E] hidden states after the layers in `taps`, concatenated; None without taps.
     features: Array | None = None
+
+    @property
+    def staged(self) -> _CacheT:
+        """The cache with the tokens of the pass, which had one."""
+        assert self.cache is not None
+        return self.cache
 
 
 @struct.dataclass
@@ -91,11 +115,13 @@ class Warp(Protocol):
 
 
 @struct.dataclass
-class Corrected:
+class Corrected(Generic[_MemoryT]):
     """The result of `BlockSource.correct`: the logits of one depth after M paths of each row."""
 
     logits: Array  # [B, M, V]
-    memory: Arrays = None  # what the next depth has to know of each path; leaves [B, M, ...]
+    memory: _MemoryT | None = (
+        None  # what the next depth has to know of each path; leaves [B, M, ...]
+    )
     # [B, M] bool: is a token drafted after the path?  It may not depend on that token.  None: yes.
     goes_on: Array | None = None
 
@@ -143,14 +169,14 @@ class DecodeState:
     limit: Array  # [B] int32; a row stops at this length
     num_drafts: Array  # [B] int32; a row's drafts are at most this deep; 0 is plain decoding
     done: Array  # [B] bool
-    cache: Arrays  # the target's `Cache`; cache.length == length - 1 always
-    proposer: Arrays  # the proposer's own state
-    rule: Arrays  # the rule, with its numbers as [B] arrays
+    cache: Any  # the target's `Cache`; cache.length == length - 1 always
+    proposer: Any  # the proposer's own state
+    rule: Any  # the rule, with its numbers as [B] arrays
     key: Array  # [B] PRNG keys; they never change, because each step folds in its position
-    sampling: Arrays  # sampling.Sampling
+    sampling: Any  # sampling.Sampling
     eos: Array  # [B, ids] int32; tokens that end the row, padded with ABSENT
-    processors: Arrays  # processors.Processors, or None where all are off
-    logprobs: Arrays  # logprobs.Logprobs, or None where they are not recorded
+    processors: Any  # processors.Processors, or None where all are off
+    logprobs: Any  # logprobs.Logprobs, or None where they are not recorded
     stats: Stats
 
 
@@ -171,5 +197,5 @@ class StepInfo:
 class Params:
     """Arrays of the target and of the proposer.  The `Decoder` holds the models without arrays."""
 
-    target: Arrays
-    proposer: Arrays = None
+    target: ArrayTree
+    proposer: Any = None

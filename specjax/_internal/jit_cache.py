@@ -11,17 +11,28 @@ import collections
 import inspect
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar
 
 import jax
 
 MOST = 64
 
+
+class _Table(Protocol):
+    """A `Recent` of any keys and values."""
+
+    def trim(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 _most: int | None = MOST
-_tables: list[Recent[Any, Any]] = []
+_tables: list[_Table] = []
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+_InputsT = ParamSpec("_InputsT")
+_OutputT = TypeVar("_OutputT")
 
 
 def keep_programs(most: int | None = MOST) -> None:
@@ -107,40 +118,41 @@ class Recent(Generic[Key, Value]):
             return key in self._values
 
 
-class Programs:
+class Programs(Generic[_InputsT, _OutputT]):
     """`jax.jit` of a function whose first arguments are static, for the structures used last."""
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[_InputsT, _OutputT],
         static: int,
         shape: Callable[..., Hashable],
         donate: tuple[int, ...],
     ) -> None:
-        self._function, self._static, self._shape, self._donate = function, static, shape, donate
-        self._recent: Recent[Hashable, Any] = Recent()
+        self._function: Callable[..., _OutputT] = function  # called with its arguments in two parts
+        self._static, self._shape, self._donate = static, shape, donate
+        self._recent: Recent[Hashable, jax.stages.Wrapped] = Recent()
         self.__doc__ = function.__doc__
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self._of(arguments)(*arguments[self._static :])
+    def __call__(self, *arguments: _InputsT.args, **named: _InputsT.kwargs) -> _OutputT:
+        return self._of(arguments)(*arguments[self._static :], **named)
 
-    def trace(self, *arguments: Any) -> Any:
+    def trace(self, *arguments: object) -> jax.stages.Traced:
         """Traces as `jax.jit(...).trace`."""
         return self._of(arguments).trace(*arguments[self._static :])
 
-    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+    def lower(self, *arguments: object) -> jax.stages.Lowered:
         """Lowers as `jax.jit(...).lower`."""
         return self._of(arguments).lower(*arguments[self._static :])
 
-    def jitted(self) -> list[Any]:
+    def jitted(self) -> list[jax.stages.Wrapped]:
         """Returns the jitted functions that are kept, each for one structure."""
         return self._recent.values()
 
-    def _of(self, arguments: tuple[Any, ...]) -> Any:
+    def _of(self, arguments: tuple[object, ...]) -> jax.stages.Wrapped:
         fixed, rest = arguments[: self._static], arguments[self._static :]
 
-        def make() -> Any:
-            def bound(*traced: Any) -> Any:
+        def make() -> jax.stages.Wrapped:
+            def bound(*traced: object) -> _OutputT:
                 return self._function(*fixed, *traced)
 
             # Profiles and compiled programs show the names of the function and of its arguments.
@@ -154,7 +166,7 @@ class Programs:
 
 def programs(
     static: int, shape: Callable[..., Hashable], donate: tuple[int, ...] = ()
-) -> Callable[[Callable[..., Any]], Programs]:
+) -> Callable[[Callable[_InputsT, _OutputT]], Programs[_InputsT, _OutputT]]:
     """Decorates a function to be jitted.
 
     Args:

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from specjax._internal.checks import shown
-from specjax.types import Arrays
 
 PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
 """The platforms for which programs can be lowered; "gpu" is "cuda", or "rocm" with such a GPU."""
@@ -36,7 +35,7 @@ class Device(Protocol):
 
 
 def by_platform(
-    forms: Mapping[str, Callable[..., _T]], other: Callable[..., _T], *operands: Arrays
+    forms: Mapping[str, Callable[..., _T]], other: Callable[..., _T], *operands: object
 ) -> _T:
     """Runs `forms[name](*operands)` on the platform `name`, and `other(*operands)` elsewhere.
 
@@ -72,12 +71,12 @@ def _has_rocm() -> bool:
         return False
 
 
-def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
+def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: object) -> _T:
     """Runs `cpu(*operands)` in a program for a CPU, `other(*operands)` in any other program."""
     return by_platform({"cpu": cpu}, other, *operands)
 
 
-def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
+def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: object) -> _T:
     """Runs `tpu(*operands)` in a program for a TPU, `other(*operands)` in any other program."""
     return by_platform({"tpu": tpu}, other, *operands)
 

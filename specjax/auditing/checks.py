@@ -17,7 +17,7 @@ from specjax.auditing.warping import Processing, warp
 from specjax.contract import Model
 from specjax.decoding import acceptance_rate, mean_accepted_length
 from specjax.parallel import to_host
-from specjax.types import Arrays, DecodeState
+from specjax.types import ArrayTree, DecodeState
 
 
 def figures(texts: Texts) -> Check:
@@ -176,7 +176,7 @@ def layout(texts: Texts, other: Texts, order: np.ndarray, rounding: Rounding) ->
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _next_logits(target: Model, width: int, params: Arrays, state: DecodeState) -> Array:
+def _next_logits(target: Model, width: int, params: ArrayTree, state: DecodeState) -> Array:
     """Returns the logits [B, V] after the pending token, from a pass over `width` tokens."""
     pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     positions = state.cache.length[:, None] + jnp.arange(width)
@@ -187,7 +187,7 @@ def _next_logits(target: Model, width: int, params: Arrays, state: DecodeState) 
     )
 
 
-def next_logits(target: Model, width: int, params: Arrays, state: DecodeState) -> np.ndarray:
+def next_logits(target: Model, width: int, params: ArrayTree, state: DecodeState) -> np.ndarray:
     """Returns the logits [B, V] after each text, from its KV cache and one pass."""
     return to_host(_next_logits(target, width, params, state))
 

@@ -21,7 +21,7 @@ from jax import Array
 from specjax.auditing.reference import Reader, Rounding
 from specjax.auditing.report import Check
 from specjax.auditing.samples import Texts
-from specjax.contract import Arrays, Context, Wrapper
+from specjax.contract import ArrayTree, Context, Wrapper
 from specjax.decoding import Decoder
 from specjax.methods import DraftSource
 from specjax.parallel import to_host
@@ -33,7 +33,7 @@ from specjax.types import Block, Proposal
 class Recorded:
     """The state of a `Recorder`."""
 
-    inner: Arrays
+    inner: ArrayTree
     length: Array  # [B] committed tokens
     features: Array  # [B, L, E + sum E] hidden states and features of each committed token
 
@@ -47,7 +47,7 @@ class Recorder(Wrapper):
     def __post_init__(self) -> None:
         self.declare_like(estimates=False, resumes=False, separable=False)
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Recorded:
+    def init(self, params: ArrayTree, prompt: Block, capacity: int) -> Recorded:
         rows = len(prompt.tokens)
         room = capacity + self.max_depth + 1
         return Recorded(
@@ -56,17 +56,17 @@ class Recorder(Wrapper):
             jnp.zeros((rows, room, self.size), jnp.float32),
         )
 
-    def read(self, params: Arrays, state: Recorded, block: Block) -> Recorded:
+    def read(self, params: ArrayTree, state: Recorded, block: Block) -> Recorded:
         inner = self.inner.read(params, state.inner, block)
         return self._note(dataclasses.replace(state, inner=inner), block)
 
     def propose(
-        self, params: Arrays, state: Recorded, context: Context
+        self, params: ArrayTree, state: Recorded, context: Context
     ) -> tuple[Proposal, Recorded]:
         proposal, inner = self.inner.propose(params, state.inner, context)
         return proposal, dataclasses.replace(state, inner=inner)
 
-    def observe(self, params: Arrays, state: Recorded, block: Block) -> Recorded:
+    def observe(self, params: ArrayTree, state: Recorded, block: Block) -> Recorded:
         inner = self.inner.observe(params, state.inner, block)
         return self._note(dataclasses.replace(state, inner=inner), block)
 

@@ -9,16 +9,17 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from specjax._internal.checks import real, within
+from specjax.types import Json
 
 
 class Writer(Protocol):
     """The interface of anything that continues prompts with texts."""
 
     def __call__(
-        self, prompts: Sequence[str], seeds: Sequence[int], settings: Mapping[str, Any]
+        self, prompts: Sequence[str], seeds: Sequence[int], settings: Mapping[str, Json]
     ) -> list[str]:
         """Continues each prompt; `settings` hold temperature, max_tokens, top_p."""
         ...
@@ -56,7 +57,7 @@ class Endpoint:
         return dataclasses.replace(self, concurrency=1)
 
     def __call__(
-        self, prompts: Sequence[str], seeds: Sequence[int], settings: Mapping[str, Any]
+        self, prompts: Sequence[str], seeds: Sequence[int], settings: Mapping[str, Json]
     ) -> list[str]:
         """Returns the continuations, in the order of the prompts.
 
@@ -75,7 +76,7 @@ class Endpoint:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _complete(self, body: Mapping[str, Any]) -> str:
+    def _complete(self, body: Mapping[str, Json]) -> str:
         address = f"{self.url.rstrip('/')}/completions"
         headers = {"Content-Type": "application/json"}
         if self.key:

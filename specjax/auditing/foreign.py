@@ -15,7 +15,6 @@ import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from specjax._internal.checks import real, within
 from specjax.auditing import chisquare
 from specjax.auditing.endpoint import Endpoint, Writer
 from specjax.auditing.report import POWER, Check, Distribution, Report
+from specjax.types import Json
 
 _LEAST = 10
 """The least texts of a cell in both samples together, so that about 5 are expected in each."""
@@ -139,7 +139,7 @@ def _distribution(endpoint: Endpoint, baseline: Writer, plan: Plan) -> Distribut
 def _sampled(
     endpoint: Endpoint, baseline: Writer, plan: Plan, samples: int, seed: int
 ) -> Distribution:
-    settings: Mapping[str, Any] = {
+    settings: Mapping[str, Json] = {
         "temperature": plan.temperature,
         "top_p": plan.top_p,
         "max_tokens": plan.sampled_tokens,
@@ -149,7 +149,7 @@ def _sampled(
     prompt_of = [n % len(plan.prompts) for n in range(size)]
     drawn = []
     for side, writer in enumerate((endpoint, baseline)):
-        texts: list[tuple[Any, ...]] = []
+        texts: list[tuple[object, ...]] = []
         # The two sides use different seeds, so that the samples are independent.
         for block in _blocks(size):
             prompts = [plan.prompts[prompt_of[n]] for n in block]
@@ -175,7 +175,7 @@ def _sampled(
 _SAMPLE = "switch sampling on in the server (transformers: do_sample in generation_config.json)"
 
 
-def _is_frozen(texts: Sequence[tuple[Any, ...]]) -> bool:
+def _is_frozen(texts: Sequence[tuple[object, ...]]) -> bool:
     """Checks that each prompt has one text, whatever the seed."""
     return len(set(texts)) == len({text[0] for text in texts})
 
@@ -185,7 +185,7 @@ def _blocks(size: int) -> list[range]:
 
 
 def two_samples(
-    first: Sequence[tuple[Any, ...]], second: Sequence[tuple[Any, ...]], significance: float
+    first: Sequence[tuple[object, ...]], second: Sequence[tuple[object, ...]], significance: float
 ) -> Distribution:
     """Tests two samples of equal size, of texts as (number of the prompt, *characters)."""
     cells = cells_of([*first, *second])
@@ -216,13 +216,13 @@ def two_samples(
     )
 
 
-def cells_of(texts: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+def cells_of(texts: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], tuple[object, ...]]:
     """Returns the cell of each text: its longest prefix that is frequent enough.
 
     The first entry of a text is the number of its prompt, so texts of different prompts are never
     in one cell.
     """
-    cells: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    cells: dict[tuple[object, ...], tuple[object, ...]] = {}
     left = list(texts)
     for size in range(max(map(len, left)), 0, -1):
         counts = collections.Counter(text[:size] for text in left)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.contract import Arrays, Model
+from specjax.contract import ArrayTree, Model
 from specjax.parallel import to_host
 
 _NUMBERS = 1 << 26
@@ -52,7 +52,7 @@ class Rounding:
         return cls(max(least, min(4 * float(np.abs(apart).max()), cap)), min(typical, cap / 4))
 
 
-def precision(params: Arrays, cache: Arrays) -> float:
+def precision(params: object, cache: object) -> float:
     """Returns the eps of the coarsest floating-point format among the arrays.
 
     A TPU or a GPU may multiply float32 matrices in bfloat16, so there it is at least that format's.
@@ -74,7 +74,7 @@ class Reader:
     """
 
     model: Model
-    params: Arrays
+    params: ArrayTree
     rows: int
     seed: int = 0
 
@@ -116,7 +116,7 @@ class Reader:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _read(
-    model: Model, taps: tuple[int, ...], params: Arrays, tokens: Array, at: Array
+    model: Model, taps: tuple[int, ...], params: ArrayTree, tokens: Array, at: Array
 ) -> tuple[Array, Array | None]:
     """Returns the logits [R, K, V] after tokens `at` of texts [R, W], from one pass."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)

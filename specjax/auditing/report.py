@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+
+from specjax.types import Json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Report:
         end = "passed: no claim is broken" if self.passed else f"FAILED: {', '.join(self.failures)}"
         return "\n".join([self.subject, "", *lines, "", *power, f"  {end}"])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Returns all fields and verdicts, for `json.dumps`."""
         checks = [{**dataclasses.asdict(check), "verdict": check.verdict} for check in self.checks]
         return {

@@ -7,12 +7,13 @@ change which tokens are kept: `slack` is the largest difference of a logit that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from specjax.processors import LogitsProcessor
 from specjax.types import ABSENT
@@ -133,10 +134,10 @@ class Processing:
         return x
 
 
-_applied: dict[Any, Any] = {}
+_applied: dict[LogitsProcessor, Callable[..., Array]] = {}
 
 
-def _apply(function: LogitsProcessor) -> Any:
+def _apply(function: LogitsProcessor) -> Callable[..., Array]:
     """Applies the user's function over nodes, compiled once."""
     if function not in _applied:
         _applied[function] = jax.jit(jax.vmap(lambda *node: function(*node).astype(jnp.float32)))

@@ -16,15 +16,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.contract import Cache, Model
-from specjax.types import Arrays
+from specjax.contract import CacheT, Model, ParamsT
 
-_CacheT = TypeVar("_CacheT", bound=Cache)
+_T = TypeVar("_T")
+_MadeT = TypeVar("_MadeT")
 
 CHUNK = 512
 
 
-def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Cache:
+def empty_cache(model: Model[ParamsT, CacheT], rows: int, text: int, ahead: int) -> CacheT:
     """Returns an empty cache of `model` for texts of `text` tokens, and `ahead` staged tokens.
 
     A layer with sliding-window attention may keep only its window: see
@@ -36,13 +36,13 @@ def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Cache:
 
 
 def read_prompt(
-    model: Model,
-    params: Arrays,
+    model: Model[ParamsT, CacheT],
+    params: ParamsT,
     tokens: Array,
     count: Array,
-    cache: Cache,
+    cache: CacheT,
     taps: tuple[int, ...] = (),
-) -> tuple[Array, Array | None, Cache]:
+) -> tuple[Array, Array | None, CacheT]:
     """Reads `tokens` [B, W] after the cached ones, and commits `count` [B] of each row.
 
     The cache has room for all W tokens.  Up to `CHUNK` tokens are one pass.  More are a loop of
@@ -55,13 +55,13 @@ def read_prompt(
     """
 
     def read(
-        cache: Cache, start: Array | int, part: Array
-    ) -> tuple[Cache, tuple[Array, Array | None]]:
+        cache: CacheT, start: Array | int, part: Array
+    ) -> tuple[CacheT, tuple[Array, Array | None]]:
         # Padding may exceed the last position that the model knows.
         positions = cache.length[:, None] + jnp.arange(part.shape[1])
         positions = jnp.minimum(positions, model.max_positions - 1)
         out = model.apply(params, part, positions, cache, taps=taps)
-        committed = out.cache.commit(jnp.clip(count - start, 0, part.shape[1]))
+        committed = out.staged.commit(jnp.clip(count - start, 0, part.shape[1]))
         return committed, (out.hidden, out.features)
 
     cache, made = in_chunks(read, cache, tokens)
@@ -69,10 +69,10 @@ def read_prompt(
 
 
 def in_chunks(
-    read: Callable[[_CacheT, Array | int, Arrays], tuple[_CacheT, Arrays]],
-    cache: _CacheT,
-    inputs: Arrays,
-) -> tuple[_CacheT, Arrays]:
+    read: Callable[[CacheT, Array | int, _T], tuple[CacheT, _MadeT]],
+    cache: CacheT,
+    inputs: _T,
+) -> tuple[CacheT, _MadeT]:
     """Calls `read` for one chunk of the inputs after the other.
 
     Args:

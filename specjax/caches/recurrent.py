@@ -12,7 +12,7 @@ the last inputs of a short convolution can be part of the state too, as a ring b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,31 +20,33 @@ from flax import struct
 from jax import Array
 
 from specjax.contract import Cache, refuse_path
-from specjax.types import Arrays
 
 _Tree = TypeVar("_Tree")
+_StateT = TypeVar("_StateT")
+_InputT = TypeVar("_InputT")
+_OutputT = TypeVar("_OutputT")
 
 
 @struct.dataclass
-class RecurrentCache(Cache):
+class RecurrentCache(Cache, Generic[_StateT]):
     """Holds any pytree of states.  It commits the first tokens of a chain, not a path of a tree."""
 
-    state: Arrays  # leaves [B, ...]
+    state: _StateT  # leaves [B, ...]
     length: Array  # [B] int32
-    staged: Arrays = None  # leaves [B, N, ...]
+    staged: _StateT | None = None  # leaves [B, N, ...]
 
     @classmethod
-    def create(cls, state: Arrays) -> RecurrentCache:
+    def create(cls, state: _StateT) -> RecurrentCache[_StateT]:
         """Makes a cache from the state before the first token, leaves [B, ...]."""
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
-    def stage(self, states: Arrays) -> RecurrentCache:
+    def stage(self, states: _StateT) -> RecurrentCache[_StateT]:
         """Stages the states after each of the N tokens of a pass, leaves [B, N, ...]."""
         return RecurrentCache(self.state, self.length, states)
 
     def scan(
-        self, step: Callable[[Arrays, Arrays], tuple[Arrays, Arrays]], inputs: Arrays
-    ) -> tuple[Arrays, RecurrentCache]:
+        self, step: Callable[[_StateT, _InputT], tuple[_StateT, _OutputT]], inputs: _InputT
+    ) -> tuple[_OutputT, RecurrentCache[_StateT]]:
         """Runs `step(state, input) -> (state, output)` along axis 1 of `inputs` [B, N, ...].
 
         The state after each input is staged.
@@ -53,7 +55,7 @@ class RecurrentCache(Cache):
           The outputs [B, N, ...], and the cache.
         """
 
-        def keep(state: Arrays, x: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays]]:
+        def keep(state: _StateT, x: _InputT) -> tuple[_StateT, tuple[_StateT, _OutputT]]:
             state, output = step(state, x)
             return state, (state, output)
 
@@ -63,7 +65,7 @@ class RecurrentCache(Cache):
         states, outputs = swap(jax.lax.scan(keep, self.state, swap(inputs))[1])
         return outputs, self.stage(states)
 
-    def commit(self, count: Array, path: Array | None = None) -> RecurrentCache:
+    def commit(self, count: Array, path: Array | None = None) -> RecurrentCache[_StateT]:
         """Returns the cache after the first `count` [B] staged tokens, which may be none."""
         refuse_path(path)
         if self.staged is None:

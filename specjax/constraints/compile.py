@@ -10,7 +10,6 @@ import pathlib
 import weakref
 import zipfile
 import zlib
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -177,7 +176,7 @@ def _compile(
         ) from None
 
 
-def called(constraint: Any) -> str:
+def called(constraint: object) -> str:
     """Returns a constraint as text, for messages."""
     if isinstance(constraint, Regex):
         return f"Regex({shown(constraint.expression)})"

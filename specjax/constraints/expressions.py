@@ -6,11 +6,11 @@ import abc
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from specjax._internal.checks import flag, items, shown, typed
 from specjax.constraints import byte_automaton, schemas
 from specjax.constraints.byte_automaton import Bytes
+from specjax.types import Json
 
 
 class Expression(abc.ABC):
@@ -88,7 +88,7 @@ class JSONSchema(Expression):
       >>> specjax.generate(target, "Bob is 7. As JSON: ", constraint=JSONSchema(schema))
     """
 
-    schema: Mapping[str, Any] | str
+    schema: Mapping[str, Json] | str
     whitespace: str = "[ ]?"
     canonical: bool = False
 
@@ -157,7 +157,7 @@ class Grammar:
       >>> Grammar('start: "(" start ")" | "x"')
     """
 
-    grammar: str | Mapping[str, Any]
+    grammar: str | Mapping[str, Json]
     whitespace: str = "[ ]?"
 
     def __post_init__(self) -> None:

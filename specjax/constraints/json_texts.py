@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from specjax.types import Json
 
 _HEX = "[0-9a-fA-F]"
 # \uXXXX writes one character.  Halves of a pair do not occur: such a character stands as it is.
@@ -40,7 +41,7 @@ def encoded(value: object) -> str:
     return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def value(content: Any, space: str) -> str:
+def value(content: Json, space: str) -> str:
     """Returns the texts of one value of JSON.  The keys of objects stand in their order."""
     if isinstance(content, list):
         return array([value(one, space) for one in content], f",{space}", space)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 from urllib.parse import unquote, urljoin
+
+from specjax.types import Json
 
 _ONE = (
     "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items",
@@ -18,7 +19,7 @@ _NAMED = (
 """The keywords whose values are a schema, a list of schemas, and schemas by name."""
 
 
-def is_old(root: Mapping[str, Any]) -> bool:
+def is_old(root: Mapping[str, Json]) -> bool:
     """Returns whether a document is of draft 7 or before, where `$ref` overrides its siblings."""
     return re.search(r"draft-0[3-7]\b", str(root.get("$schema"))) is not None
 
@@ -30,14 +31,14 @@ class References:
     contents of `enum`, `const` and `default` are values, and an `$id` in them names nothing.
     """
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Json]) -> None:
         self._old = is_old(root)
         self._id = "id" if re.search(r"draft-0[34]\b", str(root.get("$schema"))) else "$id"
         self._bases: dict[int, str] = {}  # of each schema, by its identity
-        self._named: dict[str, Any] = {"": root}
+        self._named: dict[str, Json] = {"": root}
         self._read(root, "")
 
-    def _read(self, schema: Any, base: str) -> None:
+    def _read(self, schema: Json, base: str) -> None:
         """Registers the names of a schema and of those inside of it."""
         left = [(schema, base)]
         while left:
@@ -49,7 +50,7 @@ class References:
             self._bases[id(one)] = base
             left += [(part, base) for part in _parts(one)]
 
-    def _enter(self, schema: Mapping[str, Any], base: str) -> str:
+    def _enter(self, schema: Mapping[str, Json], base: str) -> str:
         """Registers the names of one schema.  Returns the address of its resource."""
         own = schema.get(self._id)
         if isinstance(own, str) and not own.startswith("#"):
@@ -62,7 +63,7 @@ class References:
                 self._named.setdefault(f"{base}#{anchor}", schema)
         return base
 
-    def follow(self, schema: Mapping[str, Any], name: str) -> Any:
+    def follow(self, schema: Mapping[str, Json], name: str) -> Json:
         """Returns the schema that the `$ref` of a schema names.
 
         Raises:
@@ -88,10 +89,10 @@ class References:
         return found
 
 
-def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
+def _parts(schema: Mapping[str, Json]) -> Iterator[Json]:
     for keyword in _ONE:
         yield schema.get(keyword)
     for keyword in _LISTS:
-        yield from schema[keyword] if isinstance(schema.get(keyword), list) else []
+        yield from several if isinstance(several := schema.get(keyword), list) else []
     for keyword in _NAMED:
-        yield from schema[keyword].values() if isinstance(schema.get(keyword), Mapping) else []
+        yield from named.values() if isinstance(named := schema.get(keyword), Mapping) else []

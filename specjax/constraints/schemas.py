@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from types import UnionType
+from typing import NoReturn
 
 from specjax._internal.checks import shown, whole
 from specjax.constraints import byte_automaton, json_texts, patterns
 from specjax.constraints.byte_automaton import Bytes
 from specjax.constraints.references import References, is_old
+from specjax.types import Json
 
 _KEYWORDS = {
     "string": {"minLength", "maxLength", "pattern", "format"},
@@ -106,11 +108,11 @@ def compile_schema(schema: str, whitespace: str) -> Bytes:
 class _Reader:
     """Reads schemas as expressions.  None is the expression of a schema without values."""
 
-    def __init__(self, root: Mapping[str, Any], space: str) -> None:
+    def __init__(self, root: Mapping[str, Json], space: str) -> None:
         self.root, self.space, self.parts = root, space, 0
         self.references, self.old = References(root), is_old(root)
 
-    def of(self, schema: Any, at: str, open_: tuple[int, ...]) -> str | None:
+    def of(self, schema: Json, at: str, open_: tuple[int, ...]) -> str | None:
         """Returns the expression of a schema at a path, inside of references `open_`."""
         self.parts += 1
         if self.parts > _PARTS or at.count("/") > _DEPTH:
@@ -125,8 +127,9 @@ class _Reader:
         else:
             told = list(schema)
         head = heads[0] if heads else "type"
-        kinds = _listed(schema["type"]) if heads == ["type"] else list(_KEYWORDS)
-        if not kinds or not all(isinstance(kind, str) and kind in _KEYWORDS for kind in kinds):
+        told_kinds = _listed(schema["type"]) if heads == ["type"] else list(_KEYWORDS)
+        kinds = [kind for kind in told_kinds if isinstance(kind, str) and kind in _KEYWORDS]
+        if not kinds or len(kinds) < len(told_kinds):
             _refuse(at, f"type {shown(schema['type'])}", f"pass one of {', '.join(_KEYWORDS)}")
         # Values may come with their type.
         values = schema["enum"] if head == "enum" else [schema["const"]] if head == "const" else []
@@ -165,7 +168,7 @@ class _Reader:
             for kind in kinds
         ])  # fmt: skip
 
-    def _reference(self, schema: Mapping[str, Any], at: str, open_: tuple[int, ...]) -> str | None:
+    def _reference(self, schema: Mapping[str, Json], at: str, open_: tuple[int, ...]) -> str | None:
         name = schema["$ref"]
         if not isinstance(name, str):
             _refuse(at, f"$ref {shown(name)}", "pass a text such as '#/$defs/name'")
@@ -184,27 +187,28 @@ class _Reader:
             )  # fmt: skip
         return self.of(found, f"{at}/$ref", (*open_, id(found)))
 
-    def _several(self, head: str, parts: Any, at: str, open_: tuple[int, ...]) -> str | None:
+    def _several(self, head: str, parts: Json, at: str, open_: tuple[int, ...]) -> str | None:
         if not isinstance(parts, list) or not parts or (head == "allOf" and len(parts) > 1):
             most = "one schema" if head == "allOf" else "a list of schemas"
             _refuse(at, f"{head} {shown(parts)}", f"pass {most}")
         return _any([self.of(part, f"{at}/{head}/{n}", open_) for n, part in enumerate(parts)])
 
-    def _string(self, schema: Mapping[str, Any], at: str, open_: object) -> str:
+    def _string(self, schema: Mapping[str, Json], at: str, open_: object) -> str:
         own = {name: schema[name] for name in _KEYWORDS["string"] if name in schema}
         lengths = {"minLength", "maxLength"} & set(own)
         if ("pattern" in own) + ("format" in own) + bool(lengths) > 1:
             _refuse(at, f"{', '.join(sorted(own))} together", "say it in one pattern")
         if "format" in own:
-            if own["format"] not in list(_FORMATS):
-                _refuse(at, f"format {shown(own['format'])}", f"use {', '.join(_FORMATS)}")
-            return f'"{_FORMATS[own["format"]]}"'
+            form = own["format"]
+            if not isinstance(form, str) or form not in _FORMATS:
+                _refuse(at, f"format {shown(form)}", f"use {', '.join(_FORMATS)}")
+            return f'"{_FORMATS[form]}"'
         if "pattern" in own:
             return f'"{self._pattern(own["pattern"], at)}"'
         least, most = self._counted(own, "minLength", "maxLength", at)
         return f'"{json_texts.CHARACTER}{_times(least, most)}"'
 
-    def _pattern(self, pattern: Any, at: str) -> str:
+    def _pattern(self, pattern: Json, at: str) -> str:
         """Returns the contents of the strings that a pattern matches as a whole."""
         if not isinstance(pattern, str):
             _refuse(at, f"pattern {shown(pattern)}", "pass a text")
@@ -221,12 +225,15 @@ class _Reader:
         return inner
 
     def _counted(
-        self, schema: Mapping[str, Any], least: str, most: str, at: str
+        self, schema: Mapping[str, Json], least: str, most: str, at: str
     ) -> tuple[int, int | None]:
         """Returns the two counts; by default 0 and None."""
         wanted = f"a whole number in [0, {_REPEATED}] (at {at}), and no {most} below the {least}"
-        own = {name: schema[name] for name in (least, most) if name in schema}
-        for name, count in own.items():  # JSON has one kind of numbers: 2.0 is a whole one
+        own: dict[str, int] = {}
+        for name in (least, most):
+            if name not in schema:
+                continue
+            count = schema[name]  # JSON has one kind of numbers: 2.0 is a whole one
             count = int(count) if isinstance(count, float) and count.is_integer() else count
             own[name] = whole(name, count, 0, _REPEATED, wanted)
         low, high = own.get(least, 0), own.get(most)
@@ -234,7 +241,7 @@ class _Reader:
             raise ValueError(f"{least}={low} is not allowed; it must be {wanted}")
         return low, high
 
-    def _array(self, schema: Mapping[str, Any], at: str, open_: Any) -> str | None:
+    def _array(self, schema: Mapping[str, Json], at: str, open_: tuple[int, ...]) -> str | None:
         first, rest = schema.get("prefixItems"), schema.get("items")
         named = "prefixItems"
         if isinstance(rest, list):  # as drafts before 2020-12 write it
@@ -260,23 +267,22 @@ class _Reader:
         some = json_texts.array([f"{item}{more}"], "", self.space)
         return some if low else json_texts.array([f"(?:{item}{more})?"], "", self.space)
 
-    def _object(self, schema: Mapping[str, Any], at: str, open_: Any) -> str | None:
+    def _object(self, schema: Mapping[str, Json], at: str, open_: tuple[int, ...]) -> str | None:
         own, required = schema.get("properties"), schema.get("required", [])
         if not isinstance(own, Mapping):
             _refuse(at, "an object without properties", 'give it "properties"')
-        if not isinstance(required, list) or not all(
-            isinstance(name, str) and name in own for name in required
-        ):
+        needed = [name for name in _listed(required) if isinstance(name, str) and name in own]
+        if not isinstance(required, list) or len(needed) < len(required):
             _refuse(at, f"required {shown(required)}", "name properties of the object")
         # Other properties never occur, so keywords about them hold.
         made = {name: self.of(one, f"{at}/properties/{name}", open_) for name, one in own.items()}
         members = {name: one for name, one in made.items() if one is not None}
-        if not set(required) <= set(members):
+        if not set(needed) <= set(members):
             return None
         longest = sum(map(len, members.values())) * (1 if required else len(members))
         if longest > _LONGEST:
             _refuse(at, "the schema is too large", "write a smaller one, or require a property")
-        return json_texts.objects(members, required, self.space)
+        return json_texts.objects(members, needed, self.space)
 
 
 def _times(least: int, most: int | None) -> str:
@@ -289,13 +295,13 @@ def _any(choices: Sequence[str | None]) -> str | None:
     return f"(?:{'|'.join(some)})" if some else None
 
 
-def _listed(kinds: Any) -> list[Any]:
+def _listed(kinds: Json) -> list[Json]:
     return kinds if isinstance(kinds, list) else [kinds]
 
 
-def _is(kind: Any, value: object) -> bool:
+def _is(kind: Json, value: object) -> bool:
     """Returns whether a value of JSON has this type."""
-    kinds: dict[Any, Any] = {
+    kinds: dict[str, type | UnionType] = {
         "string": str, "boolean": bool, "null": type(None), "array": list, "object": dict,
         "integer": int, "number": int | float,
     }  # fmt: skip

@@ -23,26 +23,34 @@ if TYPE_CHECKING:
     from specjax.contract.proposer import Context, Proposer
     from specjax.contract.rule import Rule
     from specjax.contract.source import BlockSource, Lookahead, Source
+    from specjax.contract.variables import CacheT, MemoryT, ParamsT, ReadingT, StateT
     from specjax.contract.wrapper import Wrapper
-    from specjax.types import Arrays, Corrected, Draw, Warp
+    from specjax.types import Arrays, ArrayTree, Corrected, Draw, Warp, Weights
 
 __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
+    "ArrayTree",
     "Arrays",
     "BlockSource",
     "Cache",
+    "CacheT",
     "Context",
     "Corrected",
     "Draw",
     "Loaded",
     "Lookahead",
+    "MemoryT",
     "Model",
+    "ParamsT",
     "Part",
     "Proposer",
+    "ReadingT",
     "Rule",
     "Source",
+    "StateT",
     "Warp",
+    "Weights",
     "Wrapper",
     "refuse_path",
     "refuse_taps",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import abc
-from typing import Protocol
+from typing import Generic, Protocol
 
 from jax import Array
 
-from specjax.contract.cache import Cache
 from specjax.contract.declared import Part
-from specjax.types import Arrays, ModelOutput
+from specjax.contract.variables import CacheT, ParamsT
+from specjax.types import ArrayTree, ModelOutput
 
 
-class Model(Part):
+class Model(Part, Generic[ParamsT, CacheT]):
     """A causal language model."""
 
     vocab_size: int
@@ -21,19 +21,19 @@ class Model(Part):
     num_taps: int = 0  # `taps` may hold 0 ... num_taps - 1; 0: the model offers no inner layers
 
     @abc.abstractmethod
-    def init_cache(self, batch: int, size: int) -> Cache:
+    def init_cache(self, batch: int, size: int) -> CacheT:
         """Returns an empty `Cache` for `batch` rows with `size` slots each."""
 
     @abc.abstractmethod
     def apply(
         self,
-        params: Arrays,
+        params: ParamsT,
         tokens: Array,
         positions: Array,
-        cache: Cache | None = None,
+        cache: CacheT | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
-    ) -> ModelOutput:
+    ) -> ModelOutput[CacheT]:
         """Runs one forward pass over `tokens` [B, N] at `positions` [B, N].
 
         Token n attends to the committed tokens of its row, and to each of the N tokens m for which
@@ -56,7 +56,7 @@ class Loaded(Protocol):
         ...
 
     @property
-    def params(self) -> Arrays:
+    def params(self) -> ArrayTree:
         """The weights of the model."""
         ...
 

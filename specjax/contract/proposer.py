@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Generic, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from specjax.contract.cache import Cache
 from specjax.contract.declared import Part
 from specjax.contract.model import Loaded
 from specjax.contract.rule import Rule
-from specjax.types import Arrays, Block, Draw, Proposal, Warp
+from specjax.contract.variables import ParamsT, StateT
+from specjax.types import Block, Draw, Proposal, Warp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def before(prompt: Block) -> Block:
     )
 
 
-class Proposer(Part):
+class Proposer(Part, Generic[ParamsT, StateT]):
     """Makes drafts.  Everything that changes is in the state, whose leaves have the row as axis 0.
 
     Its only randomness is `context.noise`.  Whether a node is present may depend on the text and on
@@ -109,16 +110,16 @@ class Proposer(Part):
         """Raises ValueError if the proposer does not work with `rule`; a new decoder calls it."""
         del rule
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> ParamsT:
         """Returns the proposer's parameters, from the models that it was made for; by default None.
 
         Raises:
           ValueError: the proposer was made for other models, needs a draft model, or has its own
             weights.
         """
-        return None
+        return cast(ParamsT, None)
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+    def init(self, params: ParamsT, prompt: Block, capacity: int) -> StateT:
         """Returns the state before any token, by default an empty one.
 
         Args:
@@ -128,9 +129,9 @@ class Proposer(Part):
           capacity: the most tokens of a text.
         """
         del params, prompt, capacity
-        return ()
+        return cast(StateT, ())
 
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def read(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         """Returns the state after more of a prompt, whose last token is pending, never in a block.
 
         A prompt comes in one block or in several.  By default `observe` gets the block, which is
@@ -138,7 +139,7 @@ class Proposer(Part):
         """
         return self.observe(params, state, block)
 
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+    def truncate(self, state: StateT, count: Array, last: Array | None) -> StateT | None:
         """Returns the state after the first `count` [B] tokens, of a state that has read more.
 
         A server reuses the prefix of a prompt from a row that had the same one.
@@ -155,7 +156,7 @@ class Proposer(Part):
         del state, count, last
         return None
 
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+    def adapt(self, state: StateT, adapter: Array) -> StateT:
         """Returns the state of rows that draft with these adapters [B] of a bank, -1 for none.
 
         By default there are no adapters, and the state stays as it is.
@@ -163,20 +164,20 @@ class Proposer(Part):
         del adapter
         return state
 
-    def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+    def start(self, params: ParamsT, prompt: Block, capacity: int) -> StateT:
         """Returns the state after a whole prompt without its last token: `init`, then `read`."""
         whole = dataclasses.replace(prompt, whole=True)
         return self.read(params, self.init(params, before(prompt), capacity), whole)
 
     @abc.abstractmethod
-    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+    def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:
         """Returns a tree of drafts below `context.pending`, and the new state.
 
         With `shares_cache`, the state is the target's cache.  The proposer may stage tokens in it
         after the length, and returns it.
         """
 
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def observe(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         """Returns the state after `block` is committed, by default the same.
 
         It only stores tokens; `propose` reads them.
@@ -184,13 +185,13 @@ class Proposer(Part):
         del params, block
         return state
 
-    def rest(self, state: Arrays) -> Arrays:
+    def rest(self, state: StateT) -> StateT:
         """Returns the state after a step in which `propose` is not called; `observe` is."""
         raise NotImplementedError  # building an object with resumes=True checks that it exists
 
     def resume(
-        self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
-    ) -> Arrays:
+        self, params: ParamsT, state: StateT, text: Array, length: Array, wanted: Array
+    ) -> StateT:
         """Reads the tokens that were committed while the proposer was left out; `propose` follows.
 
         Args:

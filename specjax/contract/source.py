@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Generic, cast
 
 from jax import Array
 
 from specjax.contract.declared import Part
 from specjax.contract.model import Loaded
 from specjax.contract.proposer import Context
-from specjax.types import Arrays, Block, Corrected, Proposal
+from specjax.contract.variables import MemoryT, ParamsT, ReadingT, StateT
+from specjax.types import Block, Corrected, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,33 +24,33 @@ class Lookahead:
     is_chain: bool  # True if the shape calls only `extend`, False if only `read_tree`
 
 
-class _Reads(Part):
+class _Reads(Part, Generic[ParamsT, StateT]):
     """What both kinds of sources do with the tokens of a text."""
 
     @abc.abstractmethod
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> ParamsT:
         """Returns the source's parameters, as `Proposer.bind`."""
 
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def read(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         """Returns the state after more of a prompt, as `Proposer.read`."""
         return self.observe(params, state, block)
 
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+    def truncate(self, state: StateT, count: Array, last: Array | None) -> StateT | None:
         """Returns the state after the first tokens of a prompt, as `Proposer.truncate`."""
         del state, count, last
         return None
 
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+    def adapt(self, state: StateT, adapter: Array) -> StateT:
         """Returns the state of rows with these adapters, as `Proposer.adapt`."""
         del adapter
         return state
 
     @abc.abstractmethod
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def observe(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         """Returns the state after `block` is committed."""
 
 
-class Source(_Reads):
+class Source(_Reads[ParamsT, StateT], Generic[ParamsT, StateT, ReadingT]):
     """Predicts the next token, one level after another.  A shape turns predictions into drafts.
 
         propose = begin, then (extend or read_tree) for each level, then end
@@ -69,13 +70,13 @@ class Source(_Reads):
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
     @abc.abstractmethod
-    def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
+    def init(self, params: ParamsT, prompt: Block, capacity: int, lookahead: Lookahead) -> StateT:
         """Returns the state before any token, as `Proposer.init`."""
 
     @abc.abstractmethod
     def begin(
-        self, params: Arrays, state: Arrays, context: Context
-    ) -> tuple[Arrays, Arrays, Array]:
+        self, params: ParamsT, state: StateT, context: Context
+    ) -> tuple[StateT, ReadingT, Array]:
         """Reads the tokens committed since the last step, and the pending token.
 
         Returns:
@@ -84,13 +85,19 @@ class Source(_Reads):
         """
 
     @abc.abstractmethod
-    def extend(self, params: Arrays, reading: Arrays, tokens: Array) -> tuple[Arrays, Array]:
+    def extend(self, params: ParamsT, reading: ReadingT, tokens: Array) -> tuple[ReadingT, Array]:
         """Reads one more token [B] of each row's chain.  Returns the reading and logits [B, V]."""
 
     @abc.abstractmethod
     def read_tree(
-        self, params: Arrays, reading: Arrays, tokens: Array, at: Array, depth: Array, mask: Array
-    ) -> tuple[Arrays, Array]:
+        self,
+        params: ParamsT,
+        reading: ReadingT,
+        tokens: Array,
+        at: Array,
+        depth: Array,
+        mask: Array,
+    ) -> tuple[ReadingT, Array]:
         """Reads the nodes of a tree below the pending token: all levels so far, in one pass.
 
         Args:
@@ -105,28 +112,28 @@ class Source(_Reads):
         """
 
     @abc.abstractmethod
-    def end(self, params: Arrays, state: Arrays, reading: Arrays, proposal: Proposal) -> Arrays:
+    def end(self, params: ParamsT, state: StateT, reading: ReadingT, proposal: Proposal) -> StateT:
         """Removes the drafts: returns the state of `begin`, in the buffers of the reading."""
 
-    def known(self, params: Arrays, reading: Arrays, tokens: Array) -> Array | None:
+    def known(self, params: ParamsT, reading: ReadingT, tokens: Array) -> Array | None:
         """Returns [B, N] bool: the nodes that the source can read; None: all.  Node 0 is pending.
 
         The shape drops the other nodes with their descendants.
         """
         return None
 
-    def rest(self, state: Arrays) -> Arrays:
+    def rest(self, state: StateT) -> StateT:
         """Returns the state after a step without drafts, as `Proposer.rest`."""
         raise NotImplementedError  # building an object with resumes=True checks that it exists
 
     def resume(
-        self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
-    ) -> Arrays:
+        self, params: ParamsT, state: StateT, text: Array, length: Array, wanted: Array
+    ) -> StateT:
         """Reads the tokens that were committed without the source, as `Proposer.resume`."""
         raise NotImplementedError  # building an object with resumes=True checks that it exists
 
 
-class BlockSource(_Reads):
+class BlockSource(_Reads[ParamsT, StateT], Generic[ParamsT, StateT, ReadingT, MemoryT]):
     """Predicts the next D tokens in one pass.
 
     Without `corrects`, the prediction of a depth is the same whatever is drafted before it.  With
@@ -144,13 +151,13 @@ class BlockSource(_Reads):
     PROMISED: ClassVar = {"corrects": ("correct",)}
 
     @abc.abstractmethod
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+    def init(self, params: ParamsT, prompt: Block, capacity: int) -> StateT:
         """Returns the state before any token, as `Proposer.init`."""
 
     @abc.abstractmethod
     def marginals(
-        self, params: Arrays, state: Arrays, context: Context
-    ) -> tuple[Array, Array, Arrays]:
+        self, params: ParamsT, state: StateT, context: Context
+    ) -> tuple[Array, Array, ReadingT]:
         """Reads the tokens committed since the last step, and the pending token.
 
         Returns:
@@ -160,8 +167,13 @@ class BlockSource(_Reads):
         """
 
     def correct(
-        self, params: Arrays, reading: Arrays, depth: int, previous: Array, memory: Arrays
-    ) -> Corrected:
+        self,
+        params: ParamsT,
+        reading: ReadingT,
+        depth: int,
+        previous: Array,
+        memory: MemoryT | None,
+    ) -> Corrected[MemoryT]:
         """Returns the logits of the token at `depth`, from 0, after M paths of each row.
 
         Args:
@@ -173,6 +185,6 @@ class BlockSource(_Reads):
         """
         raise NotImplementedError  # building an object with corrects=True checks that it exists
 
-    def end(self, reading: Arrays) -> Arrays:
+    def end(self, reading: ReadingT) -> StateT:
         """Returns the state after a reading."""
-        return reading
+        return cast(StateT, reading)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Generic, TypeVar, cast
 
 from jax import Array
 
 from specjax.contract.model import Loaded
 from specjax.contract.proposer import Proposer
 from specjax.contract.rule import Rule
-from specjax.types import Arrays, Block
+from specjax.contract.variables import ParamsT, StateT
+from specjax.types import Block
+
+_InnerT = TypeVar("_InnerT")
 
 _LIKE = (
     "num_nodes", "max_depth", "is_chain", "taps", "narrower", "estimates", "shares_cache",
@@ -18,7 +22,7 @@ _LIKE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Wrapper(Proposer):
+class Wrapper(Proposer[ParamsT, StateT], Generic[ParamsT, StateT, _InnerT]):
     """Forwards every call to `inner`; a subclass overrides the methods that it changes.
 
     Its state is the state of `inner`.
@@ -33,7 +37,7 @@ class Wrapper(Proposer):
       ...         return dataclasses.replace(made, parent=kept), state
     """
 
-    inner: Proposer
+    inner: Proposer[_InnerT, StateT]
 
     def __post_init__(self) -> None:
         self.declare_like()
@@ -42,35 +46,35 @@ class Wrapper(Proposer):
         """Declares the attributes of `inner`, except those that are given."""
         self.declare(**{name: getattr(self.inner, name) for name in _LIKE} | changes)
 
-    def own(self, params: Arrays) -> Arrays:
+    def own(self, params: ParamsT) -> _InnerT:
         """Returns the parameters of `inner`, by default all of them."""
-        return params
+        return cast(_InnerT, params)
 
     def check(self, rule: Rule) -> None:
         self.inner.check(rule)
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        return self.inner.bind(target, draft)
+    def bind(self, target: Loaded, draft: Loaded | None) -> ParamsT:
+        return cast(ParamsT, self.inner.bind(target, draft))
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+    def init(self, params: ParamsT, prompt: Block, capacity: int) -> StateT:
         return self.inner.init(self.own(params), prompt, capacity)
 
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def read(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         return self.inner.read(self.own(params), state, block)
 
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+    def truncate(self, state: StateT, count: Array, last: Array | None) -> StateT | None:
         return self.inner.truncate(state, count, last)
 
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+    def adapt(self, state: StateT, adapter: Array) -> StateT:
         return self.inner.adapt(state, adapter)
 
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def observe(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         return self.inner.observe(self.own(params), state, block)
 
-    def rest(self, state: Arrays) -> Arrays:
+    def rest(self, state: StateT) -> StateT:
         return self.inner.rest(state)
 
     def resume(
-        self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
-    ) -> Arrays:
+        self, params: ParamsT, state: StateT, text: Array, length: Array, wanted: Array
+    ) -> StateT:
         return self.inner.resume(self.own(params), state, text, length, wanted)

@@ -62,7 +62,7 @@ from specjax.sampling import (
 from specjax.tree import Tree
 from specjax.types import (
     ABSENT,
-    Arrays,
+    ArrayTree,
     Block,
     DecodeState,
     ModelOutput,
@@ -289,7 +289,7 @@ class Decoder:
         made = verdict, dataclasses.replace(output, cache=state.cache), logits
 
         def reader(width: int) -> Callable[[_Made], _Made]:
-            return lambda made: self._read(width, made[1].cache, *reading)
+            return lambda made: self._read(width, made[1].staged, *reading)
 
         for index, width in enumerate(narrower):
             with jax.named_scope("fewer_drafts"):
@@ -302,7 +302,7 @@ class Decoder:
         self,
         width: int,
         cache: Cache,
-        params: Arrays,
+        params: ArrayTree,
         state: DecodeState,
         proposal: Proposal,
         tree: Tree,
@@ -347,7 +347,7 @@ class Decoder:
         accepted = jnp.take_along_axis(proposal.tokens, path, axis=1)
         emitted, new, done = emit(state, accepted, num_accepted, verdict.next_token)
         # The root and all emitted tokens but the last are committed; the last one is pending now.
-        cache = out.cache.commit(new) if self.proposer.is_chain else out.cache.commit(new, path)
+        cache = out.staged.commit(new) if self.proposer.is_chain else out.staged.commit(new, path)
         at = path[..., None]
         hidden = jnp.take_along_axis(out.hidden, at, axis=1)
         features = None if out.features is None else jnp.take_along_axis(out.features, at, axis=1)

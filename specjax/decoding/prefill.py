@@ -21,7 +21,7 @@ from specjax.decoding.inputs import RowInputs
 from specjax.decoding.logprobs import Logprobs
 from specjax.parallel import device_bytes, devices_of, require, row_parts, shard_state
 from specjax.processors import LogitsProcessor, Processors
-from specjax.types import ABSENT, Arrays, Block, DecodeState, Params, Stats
+from specjax.types import ABSENT, ArrayTree, Block, DecodeState, Params, Stats
 
 Placed = tuple[Mesh | None, bool, bool]
 """The mesh, and whether the parameters of the target and of the proposer are split along it."""
@@ -142,9 +142,9 @@ def _read_prompts(
     target: Model,
     shape: tuple[tuple[int, int], tuple[int, ...]],
     placed: tuple[Mesh | None, bool],
-    params: Arrays,
-    prompt: Array,
-    prompt_length: Array,
+    params: ArrayTree,
+    prompt: Array | np.ndarray,
+    prompt_length: Array | np.ndarray,
 ) -> tuple[Array, Array | None, Cache]:
     """Read the prompts without their last tokens.
 
@@ -159,10 +159,11 @@ def _read_prompts(
       differently.
     """
     (sizes, taps), (mesh, split) = shape, placed
-    prompt = shard_state(prompt, mesh, False)
+    prompt = shard_state(jnp.asarray(prompt), mesh, False)
+    count = jnp.asarray(prompt_length) - 1
     # The slots after the committed ones are for a staged proposal, or for the padded prompt.
     cache = shard_state(empty_cache(target, len(prompt), *sizes), mesh, split)
-    hidden, features, cache = read_prompt(target, params, prompt, prompt_length - 1, cache, taps)
+    hidden, features, cache = read_prompt(target, params, prompt, count, cache, taps)
     return (
         shard_state(hidden, mesh, False),
         shard_state(features, mesh, False),
@@ -170,7 +171,7 @@ def _read_prompts(
     )
 
 
-def begin(decoder: Parts, cache: Cache, proposer: Arrays, inputs: RowInputs) -> DecodeState:
+def begin(decoder: Parts, cache: Cache, proposer: ArrayTree, inputs: RowInputs) -> DecodeState:
     """The state of rows whose prompts have been read elsewhere, on one device.
 
     Args:
@@ -193,7 +194,7 @@ def _begin(
     decoder: Parts,
     placed: Placed,
     cache: Cache,
-    params: Arrays,
+    params: ArrayTree,
     states: list[Array | None],
     inputs: RowInputs,
 ) -> DecodeState:

@@ -11,11 +11,10 @@ mean_accepted_length (tau)   new tokens / target passes, so plain decoding has 1
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
-from specjax.types import Stats
+from specjax.types import Json, Stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Summary:
             f"tau {self.mean_accepted_length:.2f}{hits}{compiled}"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """The figures by name, with `tokens_per_second`."""
         return {**dataclasses.asdict(self), "tokens_per_second": self.tokens_per_second}
 

@@ -46,7 +46,7 @@ from specjax.models import (
     dot_general,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
-from specjax.types import Arrays
+from specjax.types import Weights
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 _GENERATION = "generation_config.json"
@@ -157,7 +157,7 @@ class Outline:
     defaults: Mapping[str, float]
     files: Mapping[str, bytes]
 
-    def with_weights(self, model: LinenModel, params: Arrays) -> LanguageModel:
+    def with_weights(self, model: LinenModel, params: Weights) -> LanguageModel:
         return LanguageModel(
             model, params, self.tokenizer, self.eos, self.name, self.defaults, self.files
         )

@@ -10,14 +10,15 @@ import os
 import pathlib
 
 import jax
+from jax import Array
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from specjax.models import LinenModel
 from specjax.parallel import shardings
-from specjax.types import Arrays
+from specjax.types import Weights
 
 
-def save_params(params: Arrays, folder: str | os.PathLike[str]) -> None:
+def save_params(params: object, folder: str | os.PathLike[str]) -> None:
     """Writes parameters into a new folder, atomically.  Raises ValueError if it exists."""
     import orbax.checkpoint as ocp
 
@@ -27,7 +28,7 @@ def save_params(params: Arrays, folder: str | os.PathLike[str]) -> None:
 
 def restore_params(
     folder: str | os.PathLike[str], model: LinenModel, mesh: Mesh | None = None
-) -> Arrays:
+) -> Weights:
     """Restores the parameters of `model`, in its dtype.
 
     Args:
@@ -78,5 +79,5 @@ def restore_params(
         return checkpointer.restore(folder, wanted)
 
 
-def _leaves(tree: Arrays) -> list[tuple[jax.tree_util.KeyPath, Arrays]]:
+def _leaves(tree: object) -> list[tuple[jax.tree_util.KeyPath, Array]]:
     return jax.tree_util.tree_leaves_with_path(tree)

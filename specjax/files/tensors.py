@@ -29,8 +29,8 @@ from specjax.files.folder import listed, refuse_weights, weight_files
 from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
-from specjax.parallel import devices_of, leader, require, to_host
-from specjax.types import Arrays
+from specjax.parallel import Shardings, devices_of, leader, require, to_host
+from specjax.types import ArrayTree, Weights
 
 _HEAD = ("head", "kernel")
 _PIECE = 2**17  # numbers
@@ -46,12 +46,12 @@ def read_params(
     family: Family,
     model: LinenModel,
     dtype: DTypeLike,
-    shardings: Callable[[], Arrays] | None = None,
+    shardings: Callable[[], Shardings] | None = None,
     *,
     config: TransformerConfig | None = None,
     layers: Sequence[int] | None = None,
     lora: Lora | None = None,
-) -> Arrays:
+) -> dict[str, ArrayTree]:
     """Reads the parameters of `model`, in `dtype`.
 
     Args:
@@ -84,7 +84,9 @@ def read_params(
         path: leaf.shape
         for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()
     }
-    placed = {} if shardings is None else _flat(shardings())
+    placed = cast(
+        dict[_Path, NamedSharding], {} if shardings is None else flatten_dict(shardings())
+    )
     table = rows_of(family, config, stored)
     if lora is not None:
         stored = lora.onto(folder, stored, table, family.prefix, config.tied_embeddings)
@@ -114,7 +116,7 @@ def read_rows(
     stored: dict[str, Stored],
     dtype: DTypeLike,
     placed: dict[_Path, NamedSharding] | None = None,
-) -> Arrays:
+) -> dict[str, ArrayTree]:
     """Reads parameters as `read_params`, by a table that names every tensor in `stored`.
 
     `shapes` and `placed` have each parameter's shape and sharding; None means the default device.
@@ -140,7 +142,7 @@ def _read_leaves(
     faults: list[str],
     dtype: DTypeLike,
     placed: dict[_Path, NamedSharding],
-) -> Arrays:
+) -> dict[str, ArrayTree]:
     refuse_weights(folder, faults)
     held = (
         placed[path].shard_shape(shape) if path in placed else shape
@@ -190,7 +192,7 @@ def write_params(
     file: pathlib.Path,
     family: Family,
     config: TransformerConfig,
-    params: Arrays,
+    params: Weights,
     dtype: DTypeLike | None = None,
 ) -> np.dtype:
     """Writes the parameters of a model; as `write_rows`, by the table of a family."""
@@ -200,7 +202,7 @@ def write_params(
 def write_rows(
     file: pathlib.Path,
     rows: list[Tensor],
-    params: Arrays,
+    params: Weights,
     dtype: DTypeLike | None = None,
     tables: Mapping[str, np.ndarray] | None = None,
 ) -> np.dtype:
@@ -287,9 +289,9 @@ def _grouped(rows: Iterable[Tensor], key: Callable[[Tensor], _K]) -> dict[_K, li
     return groups
 
 
-def _flat(tree: Arrays) -> dict[_Path, Arrays]:
+def _flat(tree: Weights) -> dict[_Path, Array]:
     """Returns a tree as {path: leaf}."""
-    return cast(dict[_Path, Arrays], flatten_dict(tree))
+    return cast(dict[_Path, Array], flatten_dict(tree))
 
 
 def _part_shape(row: Tensor, leaf: _Shape) -> _Shape:

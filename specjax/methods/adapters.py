@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax._internal.checks import each, shown
-from specjax.contract import Arrays
+from specjax.contract import Weights
 from specjax.methods.drafter import Adapter, Drafter
 from specjax.models import LanguageModel
 
@@ -77,7 +77,7 @@ class AdapterBank(Drafter, abc.ABC, Generic[DrafterT]):
         return slots_of(self.adapters, adapter, rows)
 
 
-def empty_slots(params: Arrays, capacity: int) -> Arrays:
+def empty_slots(params: Weights, capacity: int) -> Weights:
     """Returns zeros for `capacity` adapters with parameters such as these."""
     return jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), params)
 
@@ -112,7 +112,7 @@ def slots_of(names: Iterable[str], adapter: Adapter, rows: int) -> np.ndarray:
 
 
 @jax.jit
-def _put(stacked: Arrays, slot: jax.Array, params: Arrays) -> Arrays:
+def _put(stacked: Weights, slot: jax.Array, params: Weights) -> Weights:
     return jax.tree.map(
         lambda all_, one: all_.at[slot].set(one.astype(all_.dtype)), stacked, params
     )

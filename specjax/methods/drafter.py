@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from specjax._internal.checks import shown
-from specjax.contract import Arrays, Proposer
+from specjax.contract import ArrayTree, Proposer
 from specjax.models import LanguageModel
 from specjax.parallel import mesh_of, replicate
 from specjax.proposers import FirstOf
@@ -25,7 +26,7 @@ class Drafter:
     """A proposer with its weights, which loaders return and `generate(drafter=...)` takes."""
 
     proposer: Proposer
-    params: Arrays = None  # the proposer's
+    params: Any = None  # the proposer's
     name: str = "drafter"  # of its folder, for messages
 
     @property
@@ -71,7 +72,7 @@ class Drafter:
             )
         return None
 
-    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> ArrayTree:
         """Returns `Params.proposer`, from a target whose parameters are on their devices.
 
         It may compile, so it is called after all checks.
@@ -83,7 +84,7 @@ class Drafter:
         del target, slots
         return self.params
 
-    def arrays(self, target: LanguageModel, rows: int = 1, adapter: Adapter = None) -> Arrays:
+    def arrays(self, target: LanguageModel, rows: int = 1, adapter: Adapter = None) -> ArrayTree:
         """Returns `Params.proposer` for `rows` prompts, on the target's mesh.
 
         Raises:
@@ -110,7 +111,7 @@ class BoundDrafter(Drafter):
     def check(self, target: LanguageModel) -> None:
         self.proposer.bind(target, self.draft)
 
-    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> ArrayTree:
         del slots
         draft = self.draft if self.make_draft is None else self.make_draft(target)
         return self.proposer.bind(target, draft)
@@ -141,7 +142,7 @@ class EitherDrafter(Drafter):
         slots = [each for each in chosen if each is not None]
         return np.stack(slots, axis=1) if slots else super().slots(adapter, rows)
 
-    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> ArrayTree:
         columns = iter(() if slots is None else slots.T)
         return tuple(
             part.make(target, next(columns) if part.has_adapters else None) for part in self.parts

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.checks import within
 from specjax.caches import KVCache
-from specjax.contract import Arrays, Context, Loaded, Lookahead, Model, Source
+from specjax.contract import Context, Loaded, Lookahead, Model, Source
 from specjax.models import LinenModel, TransformerConfig
 from specjax.proposers import Chain
-from specjax.types import Block, Proposal
+from specjax.types import Block, Proposal, Weights
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyExitSource(Source):
+class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
     """The target without its last layers, in the target's own cache.
 
     Its parameters are the target's: the layers, the final norm and the head.  It stages its drafts
@@ -54,35 +55,45 @@ class EarlyExitSource(Source):
         config = self.target.module.config.truncated(self.exit_layer)
         return dataclasses.replace(self.target, module=self.target.module.clone(config=config))
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Weights:
         if self.target != target.model:
             raise ValueError(
                 f"the early exit was made for another target than {target.name}; "
                 "pass target.model to it"
             )
-        return target.params
+        return cast(Weights, target.params)
 
-    def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> tuple[()]:
+    def init(
+        self, params: Weights, prompt: Block, capacity: int, lookahead: Lookahead
+    ) -> tuple[()]:
         return ()
 
     def begin(
-        self, params: Arrays, state: KVCache, context: Context
+        self, params: Weights, state: KVCache | tuple[()], context: Context
     ) -> tuple[KVCache, KVCache, Array]:
+        assert isinstance(state, KVCache)  # the target's
         layers = slice(self.exit_layer)
         first = dataclasses.replace(state, keys=state.keys[layers], values=state.values[layers])
         return state, *self.extend(params, first, context.pending)
 
-    def extend(self, params: Arrays, reading: KVCache, tokens: Array) -> tuple[KVCache, Array]:
+    def extend(self, params: Weights, reading: KVCache, tokens: Array) -> tuple[KVCache, Array]:
         out = self.model.apply(params, tokens[:, None], reading.length[:, None], reading)
-        return out.cache.commit(jnp.ones_like(reading.length)), out.logits[:, 0].astype(jnp.float32)
+        return out.staged.commit(jnp.ones_like(reading.length)), out.logits[:, 0].astype(
+            jnp.float32
+        )
 
     def read_tree(
-        self, params: Arrays, reading: KVCache, tokens: Array, at: Array, depth: Array, mask: Array
+        self, params: Weights, reading: KVCache, tokens: Array, at: Array, depth: Array, mask: Array
     ) -> tuple[KVCache, Array]:
         out = self.model.apply(params, tokens, reading.length[:, None] + depth, reading, mask)
-        return out.cache, jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
+        return out.staged, jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(
+            jnp.float32
+        )
 
-    def end(self, params: Arrays, state: KVCache, reading: KVCache, proposal: Proposal) -> KVCache:
+    def end(
+        self, params: Weights, state: KVCache | tuple[()], reading: KVCache, proposal: Proposal
+    ) -> KVCache:
+        assert isinstance(state, KVCache)  # the target's
         # Take the buffers of the first layers from the reading.  Take everything else from the
         # target's cache, including its length.
         keys, values = (
@@ -91,7 +102,9 @@ class EarlyExitSource(Source):
         )
         return dataclasses.replace(state, keys=keys, values=values)
 
-    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
+    def observe(
+        self, params: Weights, state: KVCache | tuple[()], block: Block
+    ) -> KVCache | tuple[()]:
         return state
 
 

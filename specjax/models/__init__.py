@@ -23,7 +23,14 @@ if TYPE_CHECKING:
         quantised_form,
     )
     from specjax.models.rope import Rope, rotate
-    from specjax.models.transformer import Attention, Layer, Transformer, head_matrix
+    from specjax.models.transformer import (
+        Attention,
+        Head,
+        Layer,
+        Tables,
+        Transformer,
+        head_matrix,
+    )
     from specjax.models.vocabulary import on_target
 
 _moved = forward(
@@ -49,12 +56,14 @@ __all__ = [
     "Config",
     "Dense",
     "Family",
+    "Head",
     "Int8",
     "LanguageModel",
     "Layer",
     "LinenModel",
     "Norm",
     "Rope",
+    "Tables",
     "Tensor",
     "Transformer",
     "TransformerConfig",

@@ -17,7 +17,7 @@ from jax import Array
 
 from specjax.contract import Cache, Model
 from specjax.models.function import CachedModel, RereadingModel
-from specjax.types import Arrays
+from specjax.types import ArrayTree
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -39,7 +39,7 @@ def from_function(
     max_positions: int,
     init_cache: Callable[[int, int], Cache] | None = None,
     reads_trees: bool = True,
-) -> Model:
+) -> Model[ArrayTree, Cache]:
     """Makes a model from a pure function.
 
     For an Equinox model, split it into arrays and structure:
@@ -86,7 +86,7 @@ def from_function(
     )
 
 
-def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
+def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model[ArrayTree, Cache]:
     """Makes a model from a `flax.linen` module; its params are the result of `module.init`.
 
     Args:
@@ -100,7 +100,9 @@ def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
     return from_function(_Linen(module), **settings)
 
 
-def from_nnx(model: nnx.Module, **settings: Unpack[_Settings]) -> tuple[Model, Arrays]:
+def from_nnx(
+    model: nnx.Module, **settings: Unpack[_Settings]
+) -> tuple[Model[ArrayTree, Cache], ArrayTree]:
     """Makes a `Model` and its params from a `flax.nnx` model in inference mode (`model.eval()`).
 
     Args:
@@ -122,7 +124,7 @@ def from_nnx(model: nnx.Module, **settings: Unpack[_Settings]) -> tuple[Model, A
 class _Linen:
     module: nn.Module
 
-    def __call__(self, params: Arrays, *inputs: Array | Cache | None) -> Arrays:
+    def __call__(self, params: Any, *inputs: Array | Cache | None) -> Any:
         return self.module.apply(params, *inputs)
 
 
@@ -130,7 +132,7 @@ class _Linen:
 class _Nnx:
     graph: nnx.GraphDef
 
-    def __call__(self, params: Arrays, *inputs: Array | Cache | None) -> Arrays:
+    def __call__(self, params: Any, *inputs: Array | Cache | None) -> Any:
         from flax import nnx
 
         return nnx.merge(self.graph, params)(*inputs)

@@ -13,8 +13,9 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax.contract import Cache, Model
-from specjax.types import Arrays, ModelOutput
+from specjax.caches import KVCache
+from specjax.contract import Model
+from specjax.types import ModelOutput, Weights
 
 PRECISIONS = ("default", "high", "highest")
 """The precisions of products of float32 matrices.
@@ -25,7 +26,7 @@ computes in float32 anyway.  Products of bfloat16 matrices are the same with eac
 
 
 @dataclasses.dataclass(frozen=True)
-class LinenModel(Model):
+class LinenModel(Model[Weights, KVCache]):
     """A module whose `__call__(tokens, positions, cache, mask, taps)` returns a `ModelOutput`.
 
     The module also offers `vocab_size`, `max_positions`, `num_taps` and
@@ -47,30 +48,30 @@ class LinenModel(Model):
             num_taps=module.num_taps,
         )
 
-    def init(self, key: Array) -> Arrays:
+    def init(self, key: Array) -> Weights:
         """Returns random parameters: a plain dict of arrays, without partitioning metadata."""
         return _init(self.module, key)
 
-    def init_cache(self, batch: int, size: int) -> Cache:
+    def init_cache(self, batch: int, size: int) -> KVCache:
         return self.module.init_cache(batch, size, self.dtype)
 
     def apply(
         self,
-        params: Arrays,
+        params: Weights,
         tokens: Array,
         positions: Array,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
-    ) -> ModelOutput:
+    ) -> ModelOutput[KVCache]:
         with contextlib.ExitStack() as stack:
             if self.precision is not None:
                 stack.enter_context(jax.default_matmul_precision(self.precision))
             out = self.module.apply({"params": params}, tokens, positions, cache, mask, taps)
-        return cast(ModelOutput, out)
+        return cast("ModelOutput[KVCache]", out)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _init(module: nn.Module, key: Array) -> Arrays:
+def _init(module: nn.Module, key: Array) -> Weights:
     tokens = jnp.zeros((1, 1), jnp.int32)
     return nn.meta.unbox(module.init(key, tokens, tokens))["params"]

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.contract import Cache, Model
+from specjax.contract import CacheT, Model, ParamsT
 from specjax.sampling import make_key
-from specjax.types import Arrays, ModelOutput
+from specjax.types import ModelOutput
 
 _ROWS, _TOKENS = 2, 8
 
 
-def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
+def check_model(model: Model[ParamsT, CacheT], params: ParamsT, tolerance: float = 1e-3) -> None:
     """Reads a few random tokens in one pass, in several, and as a tree; compares the logits.
 
     Args:
@@ -41,10 +41,10 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
 
     def read(
         tokens: Array,
-        cache: Cache | None = None,
+        cache: CacheT | None = None,
         depth: Array | None = None,
         mask: Array | None = None,
-    ) -> ModelOutput:
+    ) -> ModelOutput[CacheT]:
         start = 0 if cache is None else cache.length[:, None]
         depth = jnp.arange(tokens.shape[1]) if depth is None else depth
         return model.apply(
@@ -72,10 +72,10 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
     compare(
         out.logits, plain[:, :4], "a pass with an empty cache differs from a pass without a cache"
     )
-    out = read(tokens[:, 4:], out.cache.commit(count))
-    if not np.array_equal(out.cache.length, count):
+    out = read(tokens[:, 4:], out.staged.commit(count))
+    if not np.array_equal(out.staged.length, count):
         raise ValueError("apply must leave cache.length as it is: commit moves it")
-    cache = out.cache.commit(jnp.zeros_like(count))
+    cache = out.staged.commit(jnp.zeros_like(count))
     index = count[:, None] + jnp.arange(4)
     ahead = jnp.take_along_axis(tokens, index, axis=1)
     wanted = jnp.take_along_axis(plain, index[..., None], axis=1)
@@ -99,7 +99,7 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
         "and do siblings have the same position?"
     )
     compare(out.logits[:, [0, 2, 3]], wanted[:, :3], law)
-    cache = out.cache.commit(
+    cache = out.staged.commit(
         jnp.full_like(count, 3), jnp.broadcast_to(jnp.array([0, 2, 3]), (_ROWS, 3))
     )
     compare(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from jax import Array
 
 from specjax.caches import stage
 from specjax.contract import Cache, Model, refuse_path, refuse_taps
-from specjax.types import Arrays, ModelOutput
+from specjax.types import ArrayTree, ModelOutput
 
 
 @struct.dataclass
@@ -52,10 +52,10 @@ class TextCache(Cache):
 
 
 @dataclasses.dataclass(frozen=True)
-class RereadingModel(Model):
+class RereadingModel(Model[ArrayTree, Cache]):
     """A model without a cache, exact but slow: each pass reads the whole buffer again."""
 
-    function: Callable[..., Arrays]  # (params, tokens [B, T]) -> logits, or (logits, hidden)
+    function: Callable[..., Any]  # (params, tokens [B, T]) -> logits, or (logits, hidden)
     vocab_size: int
     max_positions: int
 
@@ -64,18 +64,18 @@ class RereadingModel(Model):
     def __post_init__(self) -> None:
         _check(self)
 
-    def init_cache(self, batch: int, size: int) -> TextCache:
+    def init_cache(self, batch: int, size: int) -> Cache:
         return TextCache(jnp.zeros((batch, size), jnp.int32), jnp.zeros(batch, jnp.int32))
 
     def apply(
         self,
-        params: Arrays,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
-    ) -> ModelOutput:
+    ) -> ModelOutput[Cache]:
         """Runs one pass as `contract.Model.apply`, but does not use `positions`."""
         refuse_taps(taps)
         if mask is not None:
@@ -95,21 +95,21 @@ class RereadingModel(Model):
         logits, hidden = (jax.vmap(lambda row, n: row[n])(x, at) for x in (out.logits, out.hidden))
         return ModelOutput(logits, hidden, TextCache(text, cache.length))
 
-    def _read(self, params: Arrays, tokens: Array) -> ModelOutput:
+    def _read(self, params: ArrayTree, tokens: Array) -> ModelOutput[Cache]:
         out = self.function(params, tokens)
         logits, *hidden = out if isinstance(out, tuple) else (out,)
         return _output(self, tokens, logits, hidden, None)
 
 
 @dataclasses.dataclass(frozen=True)
-class CachedModel(Model):
+class CachedModel(Model[ArrayTree, Cache]):
     """A model with a cache, at full speed: each pass reads only the new tokens.
 
     It reads trees if its cache commits paths and the function applies the mask (`reads_trees`).
     """
 
     # (params, tokens, positions, cache, mask) -> (logits, cache) or (logits, hidden, cache)
-    function: Callable[..., Arrays]
+    function: Callable[..., Any]
     vocab_size: int
     max_positions: int
     make_cache: Callable[[int, int], Cache]
@@ -123,13 +123,13 @@ class CachedModel(Model):
 
     def apply(
         self,
-        params: Arrays,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
-    ) -> ModelOutput:
+    ) -> ModelOutput[Cache]:
         """Runs one pass as `contract.Model.apply`."""
         refuse_taps(taps)
         memory = self.init_cache(*tokens.shape) if cache is None else cache
@@ -166,11 +166,12 @@ def _check(model: RereadingModel | CachedModel) -> None:
         ) from None
 
 
-def _describe(out: Arrays) -> str:
+def _describe(out: object) -> str:
     """Describes the result of a function, for a message."""
     if isinstance(out, tuple):
         return f"({', '.join(map(_describe, out))})"
-    return f"an array {list(out.shape)}" if hasattr(out, "shape") else f"a {type(out).__name__}"
+    shape = getattr(out, "shape", None)
+    return f"a {type(out).__name__}" if shape is None else f"an array {list(shape)}"
 
 
 def _output(
@@ -179,7 +180,7 @@ def _output(
     logits: Array,
     hidden: list[Array],
     cache: Cache | None,
-) -> ModelOutput:
+) -> ModelOutput[Cache]:
     """Returns the checked output.  Before the check, `logits` may be any value."""
     wanted = (*tokens.shape, model.vocab_size)
     if getattr(logits, "shape", None) != wanted or len(hidden) > 1:

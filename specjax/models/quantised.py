@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
 from specjax.models.products import cpu_dot_general, dot_general
 from specjax.models.transformer import Transformer
-from specjax.types import Arrays
+from specjax.types import Weights
 
 _LARGEST = 127
 
@@ -57,7 +57,7 @@ class Int8(nn.meta.AxisMetadata):
     def unbox(self) -> _Kernel:
         return _Kernel(self)
 
-    def replace_boxed(self, val: Arrays) -> Arrays:
+    def replace_boxed(self, val: Any) -> Any:
         return val
 
     def add_axis(self, index: int, params: dict) -> NoReturn:
@@ -192,7 +192,7 @@ def quantised_form(model: LanguageModel) -> LanguageModel:
     return dataclasses.replace(model, model=made, name=f"{model.name} in int8")
 
 
-def _quantise(params: Arrays) -> Arrays:
+def _quantise(params: Mapping[str, Any]) -> Weights:
     quantised = {}
     for name, leaf in params.items():
         if isinstance(leaf, dict):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
-from specjax.types import Arrays, ModelOutput
+from specjax.types import ModelOutput
 
 _Rotations = tuple[Array, Array] | None
 _Memory = KVCache | None  # the cache of one layer
@@ -245,8 +246,24 @@ def _visible(
     return mask & (positions[:, :, None] - positions[:, None] < window)
 
 
-def head_matrix(params: Arrays) -> Array:
+class Head(TypedDict):
+    """The parameters of an output matrix: `kernel`, or its transpose `weight`."""
+
+    kernel: NotRequired[Array]  # [E, V]
+    weight: Array  # [V, E]
+
+
+class Tables(TypedDict, total=False):
+    """The parameters of a network that belong to its vocabulary."""
+
+    embedding: Array  # [V, E]
+    head: Head  # where it is not the embedding
+
+
+def head_matrix(params: Tables | dict[str, Any]) -> Array:
     """Returns the output matrix [E, V] that maps hidden states to logits."""
     if "head" not in params:
+        assert "embedding" in params
         return params["embedding"].T
-    return params["head"]["kernel"] if "kernel" in params["head"] else params["head"]["weight"].T
+    head = params["head"]
+    return head["kernel"] if "kernel" in head else head["weight"].T

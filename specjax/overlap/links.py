@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -49,12 +49,14 @@ def send(arrays: _T | None, shapes: _T, source: Mesh, to: Mesh) -> _T | None:
     kinds: dict[np.dtype, list[int]] = {}
     for n, leaf in enumerate(leaves):
         kinds.setdefault(np.dtype(leaf.dtype), []).append(n)
-    given: list[Any] = jax.tree.leaves(arrays) if is_here(source) else [None] * len(leaves)
+    given: list[Array | None] = [None] * len(leaves)
+    if is_here(source):
+        given = jax.tree.leaves(arrays)
     made: list[Array | None] = [None] * len(leaves)
     for dtype, which in kinds.items():  # one collective for each type
         sizes = [math.prod(leaves[n].shape) for n in which]
-        own = _local([given[n] for n in which], dtype) if given[which[0]] is not None else None
-        flat = _broadcast(own, sum(sizes), dtype, devices, first)
+        own = [x for x in (given[n] for n in which) if x is not None]
+        flat = _broadcast(_local(own, dtype) if own else None, sum(sizes), dtype, devices, first)
         if not is_here(to):
             continue
         parts = jnp.split(flat, np.cumsum(sizes)[:-1])

@@ -14,7 +14,7 @@ Kumar et al. 2026 (Saguaro), arXiv 2603.03251, for several predicted outcomes.
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,9 @@ from jax import Array
 from specjax import sampling
 from specjax.overlap.sides import DecoderLike, NextToken, commit_by, tree_of
 from specjax.tree import Tree
-from specjax.types import ABSENT, Arrays, DecodeState, Params, Proposal, Verdict
+from specjax.types import ABSENT, DecodeState, Params, Proposal, Verdict
+
+_T = TypeVar("_T")
 
 _PRIOR = 4.0  # the steps that the first estimates weigh
 _FIRST, _SIBLING = 0.7, 0.3  # the first estimate of a first child; each later sibling has less
@@ -111,7 +113,7 @@ class Ahead:
     guesses: Array  # [B, G, R] the tokens that may follow, the likeliest first
 
 
-def widen(tree: Arrays, count: int) -> Arrays:
+def widen(tree: _T, count: int) -> _T:
     """Repeats every row `count` times, [B, ...] -> [B * count, ...]."""
     return tree if count == 1 else jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), tree)
 
@@ -204,7 +206,7 @@ def _guesses(
     return jnp.pad(found, pads), jnp.pad(left, pads)
 
 
-def select(chosen: Array, first: Arrays, second: Arrays) -> Arrays:
+def select(chosen: Array, first: _T, second: _T) -> _T:
     """Selects rows of `first` where `chosen` [B], and of `second` elsewhere."""
 
     def of(x: Array, y: Array) -> Array:
@@ -239,17 +241,20 @@ def settle(
         picked = _pick((ahead.state, ahead.proposal), sampling.argmax(same))
         missing, carry = ~hit & ~after.done, select(hit, picked, (after, proposal))
 
-    def turn(carry: Arrays) -> Arrays:
-        missing, *kept = carry
-        proposal, state = draft(decoder, params, after)
-        return jnp.zeros_like(missing), *select(missing, (state, proposal), tuple(kept))
+    def turn(
+        carry: tuple[Array, DecodeState, Proposal],
+    ) -> tuple[Array, DecodeState, Proposal]:
+        missing, state, proposal = carry
+        drafted, begun = draft(decoder, params, after)
+        kept = select(missing, (begun, drafted), (state, proposal))
+        return jnp.zeros_like(missing), *kept
 
     # A loop of at most one iteration instead of a branch: XLA copies what a branch returns.
     _, state, proposal = jax.lax.while_loop(lambda carry: carry[0].any(), turn, (missing, *carry))
     return state, proposal, foresight
 
 
-def _pick(rows: Arrays, index: Array) -> Arrays:
+def _pick(rows: _T, index: Array) -> _T:
     """Picks rows of [B * F, ...] by the index [B]: [B, ...]."""
     if len(index) == len(jax.tree.leaves(rows)[0]):
         return rows

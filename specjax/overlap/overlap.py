@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,9 @@ from specjax.parallel import described, is_split, layout, mesh_of, replicate, sh
 from specjax.types import DecodeState, Params, Verdict
 
 _FOREVER = 2**31 - 1
+_T = TypeVar("_T")
+_InputsT = TypeVarTuple("_InputsT")
+
 _TURNS, _COUNTED, _STEPS = 6, 3, 8  # turns of `compare`, those that count, and steps of a turn
 
 
@@ -283,7 +286,7 @@ class Overlapped:
         # The mesh of the weights may have an axis `kv_copies`, which `draft_mesh` does not have.
         return mesh_of(params.proposer) or self.draft_mesh, is_split(params.proposer)
 
-    def _beside(self, program: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
+    def _beside(self, program: Callable[[*_InputsT], _T], *inputs: *_InputsT) -> Callable[[], _T]:
         """Dispatches a program; returns a function that waits for the dispatch.
 
         XLA:CPU runs some programs in the thread that dispatches them: small ones, and those that
@@ -307,6 +310,7 @@ class Overlapped:
         )
         if target is None:
             return lambda: (None, None)
+        assert proposal is not None  # it was sent here
         own = Params(params.target)
         return self._beside(verify, self._halves[1], layout, own, target, proposal)
 
@@ -332,6 +336,7 @@ class Overlapped:
         one: Any = jax.ShapeDtypeStruct((len(state.seen.tokens),), jnp.int32)
         verdict = send(verdict, Verdict(one, one), self.target_mesh, self.draft_mesh)
         if draft is not None:
+            assert verdict is not None  # it was sent here
             draft = conclude(drafts, layout, own, draft, verdict, ahead)
         return OverlapState(target, draft)
 
@@ -366,7 +371,7 @@ def _processes(mesh: Mesh) -> set[int]:
     return {device.process_index for device in mesh.devices.flat}
 
 
-_kept: Recent[Any, Overlapped] = Recent()
+_kept: Recent[tuple[DecoderLike, Mesh, Mesh], Overlapped] = Recent()
 
 
 def overlapped(decoder: DecoderLike, draft_mesh: Mesh, target_mesh: Mesh) -> Overlapped:

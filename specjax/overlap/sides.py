@@ -11,20 +11,21 @@ the next token to commit the same tokens.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Generator
 from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
 from specjax import sampling
-from specjax.contract import Cache, Context, Model, Proposer, Rule
+from specjax.contract import Cache, Context, Model, ParamsT, Proposer, Rule, StateT
 from specjax.decoding import Verification
 from specjax.tree import Tree
 from specjax.types import (
     ABSENT,
-    Arrays,
     Block,
     DecodeState,
     ModelOutput,
@@ -52,13 +53,13 @@ class DecoderLike(Protocol):
     @property
     def num_logprobs(self) -> int | None: ...
     @property
-    def prefill(self) -> Any: ...
+    def prefill(self) -> Callable[..., DecodeState]: ...
     @property
-    def run(self) -> Any: ...
+    def run(self) -> Callable[..., DecodeState]: ...
     @property
-    def stream(self) -> Any: ...
+    def stream(self) -> Callable[..., Generator[DecodeState, Array | np.ndarray | None, None]]: ...
     @property
-    def insert(self) -> Any: ...
+    def insert(self) -> Callable[..., DecodeState]: ...
 
     def propose(self, params: Params, state: DecodeState) -> tuple[Proposal, DecodeState]: ...
 
@@ -145,7 +146,7 @@ class UnreadCache(Cache):
 
 
 @dataclasses.dataclass(frozen=True)
-class Unread(Model):
+class Unread(Model[None, UnreadCache]):
     """Replaces the target on the devices of the draft."""
 
     vocab_size: int
@@ -158,20 +159,20 @@ class Unread(Model):
 
     def apply(
         self,
-        params: Arrays,
+        params: None,
         tokens: Array,
         positions: Array,
-        cache: Cache | None = None,
+        cache: UnreadCache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
-    ) -> ModelOutput:
+    ) -> ModelOutput[UnreadCache]:
         del params, positions, mask, taps
         nothing = jnp.zeros((*tokens.shape, 0))
         return ModelOutput(nothing, nothing, cache)
 
 
 @dataclasses.dataclass(frozen=True)
-class Remote(Proposer):
+class Remote(Proposer[None, tuple[()]]):
     """Replaces the draft on the devices of the target."""
 
     num_nodes: int
@@ -180,13 +181,13 @@ class Remote(Proposer):
     narrower: tuple[int, ...] = ()
 
     def propose(
-        self, params: Arrays, state: tuple[()], context: Context
+        self, params: None, state: tuple[()], context: Context
     ) -> tuple[Proposal, tuple[()]]:
         raise TypeError("the proposals of this half come from the other one")
 
 
 @dataclasses.dataclass(frozen=True)
-class NextToken(Proposer):
+class NextToken(Proposer[ParamsT, StateT]):
     """Proposes the `count` likeliest next tokens, by the first pass of another proposer.
 
     With `coupled`, the likeliest tokens have the greatest logit plus the noise with which the
@@ -195,7 +196,7 @@ class NextToken(Proposer):
     them out.
     """
 
-    proposer: Proposer
+    proposer: Proposer[ParamsT, StateT]
     count: int
     coupled: bool
     # Its proposals are never verified.  Said to be chains, they pass for rules of chains, too.
@@ -204,13 +205,13 @@ class NextToken(Proposer):
     def __post_init__(self) -> None:
         self.declare(num_nodes=self.count + 1, max_depth=self.count)
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+    def init(self, params: ParamsT, prompt: Block, capacity: int) -> StateT:
         return self.proposer.init(params, prompt, capacity)
 
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def read(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         return self.proposer.read(params, state, block)
 
-    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+    def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:
         seen: list[tuple[Array, Array]] = []
 
         def warp(logits: Array, path: Array | None = None) -> Array:
@@ -231,5 +232,5 @@ class NextToken(Proposer):
         tokens = jnp.concatenate([context.pending[:, None], best.astype(jnp.int32)], axis=1)
         return Proposal(tokens, jnp.zeros_like(tokens).at[:, 0].set(ABSENT)), state
 
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def observe(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         return self.proposer.observe(params, state, block)

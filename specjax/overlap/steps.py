@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from specjax._internal.jit_cache import programs, structure_of
+from specjax.decoding import Logprobs
 from specjax.overlap.outcomes import Ahead, Fan, Foresight, draft, look_ahead, settle
 from specjax.overlap.sides import DecoderLike
 from specjax.parallel import constrain_like, shard_state
-from specjax.types import Arrays, DecodeState, Params, Proposal, Stats, Verdict
+from specjax.types import DecodeState, Params, Proposal, Stats, Verdict
 
 RANKS = 4
 """The most guesses of the token after a node, in tokens."""
 
-Layout = Any
+Layout: TypeAlias = tuple[NamedSharding | None, ...] | None
 """The result of `sharding.layout`."""
+
+_T = TypeVar("_T")
 
 
 @struct.dataclass
@@ -70,7 +73,7 @@ class OverlapState:
         return self.seen.stats
 
     @property
-    def logprobs(self) -> Arrays:
+    def logprobs(self) -> Logprobs | None:
         return self.seen.logprobs
 
 
@@ -78,7 +81,7 @@ def proposal_shapes(decoder: DecoderLike, rows: int) -> Proposal:
     """Returns the shapes of the proposals of the draft's half."""
     proposer, rule = decoder.proposer, decoder.rule
     nodes = jax.ShapeDtypeStruct((rows, proposer.num_nodes), jnp.int32)
-    logits: Any = None
+    logits = None
     if rule.wants_logits and not proposer.point_mass:
         shape = (rows, proposer.num_nodes, decoder.target.vocab_size)
         logits = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -86,7 +89,7 @@ def proposal_shapes(decoder: DecoderLike, rows: int) -> Proposal:
     return Proposal(nodes, nodes, logits, point_mass)  # type: ignore[arg-type]
 
 
-def _kind(decoder_state: Any) -> tuple[object, ...]:
+def _kind(decoder_state: DecodeState) -> tuple[object, ...]:
     return (
         decoder_state.tokens.shape,
         decoder_state.eos.shape,
@@ -118,7 +121,7 @@ def verify(
 ) -> tuple[DecodeState, Verdict]:
     """Runs the target's half of a step; it does nothing if all rows are done."""
 
-    def turn(carry: Any) -> Any:
+    def turn(carry: tuple[Array, DecodeState, Verdict]) -> tuple[Array, DecodeState, Verdict]:
         _, state, _ = carry
         with jax.named_scope("verify"):
             verification = decoder.verify(params, state, proposal)
@@ -128,7 +131,7 @@ def verify(
 
     zero = jnp.zeros_like(state.length)
     # A loop of at most one iteration, because XLA copies the cache that a branch returns.
-    carry: Any = (~state.done.all(), state, Verdict(zero, zero))
+    carry = (~state.done.all(), state, Verdict(zero, zero))
     _, state, verdict = jax.lax.while_loop(lambda carry: carry[0], turn, carry)
     return constrain_like(state, layout), verdict
 
@@ -181,5 +184,5 @@ def stopped(state: OverlapState, stop: Array) -> OverlapState:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def put_row(layout: Layout, state: Any, slot: Array, row: Any) -> Any:
+def put_row(layout: Layout, state: _T, slot: Array, row: _T) -> _T:
     return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)

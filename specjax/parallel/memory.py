@@ -9,27 +9,27 @@ from collections.abc import Iterable
 
 import jax
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from specjax._internal.platforms import Device, default_devices
 from specjax.caches import KVCache
 from specjax.parallel.meshes import make_mesh
 from specjax.parallel.sharding import by_row, mesh_of
-from specjax.types import Arrays
 
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _MEMINFO = pathlib.Path("/proc/meminfo")
 
 
-def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
+def device_bytes(state: object, mesh: Mesh | None) -> int:
     """Returns the bytes of a state (arrays or shapes) on each device of `mesh`."""
 
-    def held(leaf: Arrays) -> int:
+    def held(leaf: KVCache | Array) -> int:
         if isinstance(leaf, KVCache):
             return bytes_of((leaf.keys, leaf.values), leaf.sharding) + held(leaf.length)
         return bytes_of(leaf, None if mesh is None else by_row(mesh))
 
-    def bytes_of(leaves: Arrays, at: NamedSharding | None) -> int:
+    def bytes_of(leaves: object, at: NamedSharding | None) -> int:
         return sum(
             math.prod(x.shape if at is None else at.shard_shape(x.shape)) * x.dtype.itemsize
             for x in jax.tree.leaves(leaves)
@@ -38,14 +38,14 @@ def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
     return sum(map(held, jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, KVCache))))
 
 
-def devices_of(params: Arrays) -> set[Device]:
+def devices_of(params: object) -> set[Device]:
     """Returns the devices that hold `params`; if `params` has no arrays, the default device."""
     arrays = (leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array))
     first = next(arrays, None)
     return default_devices() if first is None else first.devices()
 
 
-def mesh_holding(params: Arrays) -> Mesh:
+def mesh_holding(params: object) -> Mesh:
     """Returns the mesh that arrays are on, or else one of the devices that hold them."""
     mesh = mesh_of(params)
     return make_mesh(devices=list(devices_of(params))) if mesh is None else mesh

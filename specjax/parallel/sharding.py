@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +28,16 @@ from specjax.caches import KVCache
 from specjax.contract import Model
 from specjax.models import LinenModel, Transformer
 from specjax.parallel.meshes import alike, with_kv_copies
-from specjax.types import Arrays
+from specjax.types import Weights
 
 _T = TypeVar("_T")
 
+
+Shardings: TypeAlias = Mapping[str, "NamedSharding | Shardings"]
+"""A sharding for each parameter of a network, by the names of its layers."""
+
+Specs: TypeAlias = Mapping[str, "PartitionSpec | Specs | None"]
+"""The logical axes of each parameter of a network; None, also for several of them: replicated."""
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
@@ -72,7 +78,7 @@ An embedding or an output matrix whose "vocab" is not split is split along "embe
 """
 
 
-def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Arrays:
+def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Shardings:
     """Returns a tree of `NamedSharding` like the parameters of `model`.
 
     Args:
@@ -97,7 +103,7 @@ def module_shardings(
     rules: Rules,
     *inputs: Array,
     units: Mapping[str, int] | None = None,
-) -> Arrays:
+) -> Shardings:
     """Returns the `shardings` of any Linen module, which is called with `inputs`.
 
     `units` are the numbers of equal parts of logical axes that are never split inside, such as
@@ -108,12 +114,12 @@ def module_shardings(
 
 
 def named_shardings(
-    names: Arrays,
-    shapes: Arrays,
+    names: Specs,
+    shapes: Weights,
     mesh: Mesh,
     rules: Rules = RULES,
     units: Mapping[str, int] | None = None,
-) -> Arrays:
+) -> Shardings:
     """Returns the `shardings` of arrays whose axes are named.
 
     Args:
@@ -129,8 +135,8 @@ def named_shardings(
     parts_of = units or {}
 
     def sharding_of(
-        path: jax.tree_util.KeyPath, spec: PartitionSpec | None, leaf: Arrays
-    ) -> Arrays:
+        path: jax.tree_util.KeyPath, spec: PartitionSpec | None, leaf: Array
+    ) -> NamedSharding | Shardings:
         if spec is None:
             return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), leaf)
         axes: list[str | tuple[str, ...] | None] = []
@@ -165,7 +171,7 @@ def named_shardings(
     )
 
 
-def shard_params(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
+def shard_params(model: Model, params: _T, mesh: Mesh, rules: Rules = RULES) -> _T:
     """Puts `params` onto the devices of `mesh`.
 
     The parameters of a `LinenModel` are sharded by `shardings`, on the mesh that `fitted` returns;
@@ -198,7 +204,7 @@ def fitted(mesh: Mesh, model: LinenModel, rules: Rules = RULES) -> Mesh:
     return with_kv_copies(mesh, model.module.config.num_kv_heads)
 
 
-def replicate(arrays: Arrays, mesh: Mesh | None) -> Arrays:
+def replicate(arrays: _T, mesh: Mesh | None) -> _T:
     """Puts `arrays` onto `mesh`: those that are not on it yet are replicated over its devices."""
     if mesh is None:
         return arrays
@@ -224,7 +230,13 @@ def leader() -> bool:
     return jax.process_index() == 0
 
 
-def to_host(arrays: Arrays) -> Arrays:
+@overload
+def to_host(arrays: Array | np.ndarray) -> np.ndarray: ...
+@overload
+def to_host(arrays: tuple[Array, ...]) -> tuple[np.ndarray, ...]: ...
+@overload
+def to_host(arrays: object) -> Any: ...
+def to_host(arrays: object) -> Any:
     """Returns a tree as NumPy arrays, in full in every process.
 
     All processes must call, since each sends its shards to the others.
@@ -245,14 +257,14 @@ def _gather(replicated: NamedSharding) -> Callable[[Array], Array]:
     return jax.jit(lambda x: x, out_shardings=replicated)
 
 
-def mesh_of(arrays: Arrays) -> Mesh | None:
+def mesh_of(arrays: object) -> Mesh | None:
     """Returns the mesh that the arrays are on; None if they are on one device, or traced."""
     shardings = map(_named, jax.tree.leaves(arrays))
     meshes = (at.mesh for at in shardings if at is not None and isinstance(at.mesh, Mesh))
     return next(meshes, None)
 
 
-def is_split(arrays: Arrays) -> bool:
+def is_split(arrays: object) -> bool:
     """Returns whether at least one of the arrays is split over devices, and not replicated."""
     return any(
         at is not None and not at.is_fully_replicated for at in map(_named, jax.tree.leaves(arrays))
@@ -303,7 +315,7 @@ def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = 
     return jax.tree.map(shard, state, is_leaf=lambda x: isinstance(x, KVCache))
 
 
-def layout(state: Arrays) -> tuple[NamedSharding | None, ...] | None:
+def layout(state: object) -> tuple[NamedSharding | None, ...] | None:
     """Returns the sharding of each leaf, hashable, for `constrain_like`; None without a mesh."""
     leaves = tuple(map(_named, jax.tree.leaves(state)))
     return leaves if any(leaves) else None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import tree
-from specjax.contract import Arrays, Context, Proposer
+from specjax.contract import Context, Proposer
 from specjax.proposers.shapes import check_num_drafts
 from specjax.types import ABSENT, Proposal
 
@@ -17,7 +17,7 @@ _WIDTHS = (1, 3, 5)
 
 
 @dataclasses.dataclass(frozen=True)
-class Forced(Proposer):
+class Forced(Proposer[None, tuple[()]]):
     """Drafts the tokens that a row's constraint forces, such as the keys and braces of JSON.
 
     Where the characters that follow are forced, the drafts are the tokens that the tokenizer spells
@@ -44,7 +44,7 @@ class Forced(Proposer):
         return state
 
     def propose(
-        self, params: Arrays, state: tuple[()], context: Context
+        self, params: None, state: tuple[()], context: Context
     ) -> tuple[Proposal, tuple[()]]:
         pending = context.pending
         if context.forced is None:

@@ -11,14 +11,14 @@ from jax import Array
 from specjax import tree
 from specjax._internal.checks import counts, flag
 from specjax._internal.prefix_sums import leading
-from specjax.contract import Arrays, Context, Proposer
+from specjax.contract import Context, Proposer
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.shapes import check_num_drafts
 from specjax.types import ABSENT, Block, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class NGram(Proposer):
+class NGram(Proposer[None, OwnText]):
     """Copies the tokens after the most recent earlier occurrence of the longest matching suffix.
 
     Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A
@@ -56,17 +56,17 @@ class NGram(Proposer):
                 "1 <= min_ngram <= max_ngram must hold"
             )
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> OwnText:
+    def init(self, params: None, prompt: Block, capacity: int) -> OwnText:
         return OwnText.empty(prompt, capacity, self.num_nodes)
 
     def truncate(self, state: OwnText, count: Array, last: Array | None) -> OwnText:
         return state.first(count)
 
-    def propose(self, params: Arrays, state: OwnText, context: Context) -> tuple[Proposal, OwnText]:
+    def propose(self, params: None, state: OwnText, context: Context) -> tuple[Proposal, OwnText]:
         tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, context.pending)
         return Proposal(tokens, parent, point_mass=True), state
 
-    def observe(self, params: Arrays, state: OwnText, block: Block) -> OwnText:
+    def observe(self, params: None, state: OwnText, block: Block) -> OwnText:
         return state.append(block)
 
     def _look_up(self, text: Array, length: Array, pending: Array) -> tuple[Array, Array]:

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.checks import within
-from specjax.contract import Arrays, Context, Proposer
+from specjax.contract import Context, Proposer
 from specjax.types import ABSENT, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class NoProposer(Proposer):
+class NoProposer(Proposer[None, tuple[()]]):
     """Proposes only the root, padded with absent nodes to `num_nodes`.
 
     With the `num_nodes` of another proposer (num_drafts + 1 for a chain) the target runs the same
@@ -32,7 +32,7 @@ class NoProposer(Proposer):
         return state
 
     def propose(
-        self, params: Arrays, state: tuple[()], context: Context
+        self, params: None, state: tuple[()], context: Context
     ) -> tuple[Proposal, tuple[()]]:
         tokens = (
             jnp.zeros((len(context.pending), self.num_nodes), jnp.int32)

@@ -179,7 +179,7 @@ class Device:
         )
         require(needed, devices_of(self.params.target), what, cure)
 
-    def _inputs(self, row: Row) -> tuple[Any, ...]:
+    def _inputs(self, row: Row) -> tuple[object, ...]:
         prompt = np.zeros((1, self.decoder.capacity), np.int32)
         prompt[0, : len(row.tokens)] = row.tokens
         numbers = (len(row.tokens), row.limit, row.num_drafts, row.index, row.adapter)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.contract import Arrays, Context, Proposer, Rule
+from specjax.contract import ArrayTree, Context, Proposer, Rule
 from specjax.decoding import write
 from specjax.tree import Tree
 from specjax.types import ABSENT, Block, Proposal
@@ -26,7 +25,7 @@ _BY, _OFFERED = 8, 16
 class SeveralState:
     """The states of all proposers, the choices of each row, and the proposer of each new token."""
 
-    own: tuple[Arrays, ...]  # a state for each part
+    own: tuple[ArrayTree, ...]  # a state for each part
     choice: Array  # [B, 2] int32; the part whose drafts a row takes, and the part for steps in
     # which the first one has none; PLAIN: none
     used: Array  # [B] int32; the drafts of the last step are those of the first or second choice
@@ -39,7 +38,7 @@ class SeveralState:
 
 
 @dataclasses.dataclass(frozen=True)
-class PerRow(Proposer):
+class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
     """Gives each row the drafts of the proposer that it chose, or of its second choice, or none.
 
     All proposers run on the whole batch, but one that no row chose is skipped with all its passes.
@@ -65,7 +64,7 @@ class PerRow(Proposer):
         for part in self.parts:
             part.check(rule)
 
-    def init(self, params: tuple[Arrays, ...], prompt: Block, capacity: int) -> SeveralState:
+    def init(self, params: tuple[ArrayTree, ...], prompt: Block, capacity: int) -> SeveralState:
         # Another part may commit more tokens in a step than a part drafts, so it gets more room.
         room = capacity + self.num_nodes
         own = tuple(
@@ -73,14 +72,16 @@ class PerRow(Proposer):
         )
         return self.state(own, len(prompt.tokens), capacity)
 
-    def read(self, params: tuple[Arrays, ...], state: SeveralState, block: Block) -> SeveralState:
+    def read(
+        self, params: tuple[ArrayTree, ...], state: SeveralState, block: Block
+    ) -> SeveralState:
         own = tuple(
             part.read(params[n], state.own[n], self.seen(n, block))
             for n, part in enumerate(self.parts)
         )
         return dataclasses.replace(state, own=own)
 
-    def state(self, own: tuple[Arrays, ...], rows: int, capacity: int) -> SeveralState:
+    def state(self, own: tuple[ArrayTree, ...], rows: int, capacity: int) -> SeveralState:
         """Returns the state of rows that have not chosen yet, from the states of the proposers."""
         zero = jnp.zeros(rows, jnp.int32)
         return SeveralState(
@@ -105,7 +106,7 @@ class PerRow(Proposer):
         return jnp.concatenate([layers[self.taps.index(tap)] for tap in taps], axis=-1)
 
     def propose(
-        self, params: tuple[Arrays, ...], state: SeveralState, context: Context
+        self, params: tuple[ArrayTree, ...], state: SeveralState, context: Context
     ) -> tuple[Proposal, SeveralState]:
         rows = len(context.pending)
         limit = context.num_drafts
@@ -132,7 +133,7 @@ class PerRow(Proposer):
         return Proposal(tokens, parent), state
 
     def observe(
-        self, params: tuple[Arrays, ...], state: SeveralState, block: Block
+        self, params: tuple[ArrayTree, ...], state: SeveralState, block: Block
     ) -> SeveralState:
         own = []
         for index, part in enumerate(self.parts):
@@ -153,19 +154,21 @@ class PerRow(Proposer):
     def _drafts(
         self,
         index: int,
-        params: tuple[Arrays, ...],
+        params: tuple[ArrayTree, ...],
         state: SeveralState,
         context: Context,
         wanted: Array,
         limit: Array,
         blank: tuple[Array, Array],
-    ) -> tuple[tuple[Array, Array], Arrays]:
+    ) -> tuple[tuple[Array, Array], ArrayTree]:
         """Returns tokens and parents [B, N] of a proposer, and its state, if a row wants it."""
         part = self.parts[index]
         depth = jnp.minimum(jnp.max(jnp.where(wanted, limit, 1)), part.max_depth)
         narrowed = dataclasses.replace(context, depth=depth)
 
-        def turn(carry: Any) -> Any:
+        def turn(
+            carry: tuple[Array, tuple[Array, Array], ArrayTree],
+        ) -> tuple[Array, tuple[Array, Array], ArrayTree]:
             proposal, own = part.propose(params[index], carry[2], narrowed)
             drafts = self._padded(proposal.tokens, proposal.parent, context.pending)
             return jnp.zeros_like(carry[0]), drafts, own

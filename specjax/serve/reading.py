@@ -19,7 +19,7 @@ from flax import struct
 from jax import Array
 
 from specjax.caches import empty_cache
-from specjax.contract import Arrays, Cache, Model
+from specjax.contract import ArrayTree, Cache, Model
 from specjax.decoding import slots_ahead
 from specjax.serve.per_row import PerRow
 from specjax.types import Block, Params
@@ -32,7 +32,7 @@ class Reading:
     """The state of one row whose prompt is being read."""
 
     cache: Cache  # the target's
-    own: tuple[Arrays, ...]  # the state of each part
+    own: tuple[ArrayTree, ...]  # the state of each part
     ends: Array | None  # [1, C, sum E], as in `SeveralState`
 
 
@@ -99,7 +99,7 @@ class Reader:
         if ends is not None and out.features is not None:
             last = jnp.take(out.features[0], jnp.maximum(count - 1, 0), axis=0)
             ends = ends.at[:, start // self.chunk].set(last.astype(ends.dtype), mode="drop")
-        return Reading(out.cache.commit(count[None]), own, ends)
+        return Reading(out.staged.commit(count[None]), own, ends)
 
     def first(self, reading: Reading, count: Array) -> Reading | None:
         """Returns the reading of a row after the first `count` tokens of another one's prompt.
@@ -127,13 +127,13 @@ class Reader:
         return self.target.apply(params.target, tokens, positions, cache, taps=self.several.taps)
 
     def _read_part(
-        self, index: int, params: Params, state: Arrays, block: Block, wanted: Array
-    ) -> Arrays:
+        self, index: int, params: Params, state: ArrayTree, block: Block, wanted: Array
+    ) -> ArrayTree:
         """Returns the state of a proposer after more of the prompt; unchanged unless `wanted`."""
         part, own = self.several.parts[index], params.proposer[index]
         seen = self.several.seen(index, block)
 
-        def turn(carry: tuple[Array, Arrays]) -> tuple[Array, Arrays]:
+        def turn(carry: tuple[Array, ArrayTree]) -> tuple[Array, ArrayTree]:
             return jnp.zeros_like(carry[0]), part.read(own, carry[1], seen)
 
         return jax.lax.while_loop(lambda carry: carry[0], turn, (wanted, state))[1]

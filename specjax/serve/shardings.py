@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from jax.sharding import Mesh
 
-from specjax.contract import Arrays
+from specjax.contract import ArrayTree
 from specjax.parallel import RULES, Rules, is_split, mesh_of, shard_state
 from specjax.serve.per_row import SeveralState
 from specjax.serve.reading import Reading
@@ -69,7 +69,7 @@ class Shardings:
             proposer=dataclasses.replace(choices, own=self._own(several.own, rules)),
         )
 
-    def _own(self, own: tuple[Arrays, ...], rules: Rules) -> tuple[Arrays, ...]:
+    def _own(self, own: tuple[ArrayTree, ...], rules: Rules) -> tuple[ArrayTree, ...]:
         return tuple(
             shard_state(part, self.mesh, split, rules)
             for part, split in zip(own, self.parts, strict=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax._internal.checks import shown
-from specjax.contract import Arrays
+from specjax.contract import ArrayTree
 from specjax.decoding import Decoder
 from specjax.measure import Sample, Timed, medians, take_turns
 from specjax.methods import Drafter
@@ -33,8 +33,8 @@ class _Width(Timed):
     def __init__(
         self,
         decoder: Decoder,
-        target: Arrays,
-        inner: Arrays,
+        target: ArrayTree,
+        inner: ArrayTree,
         rows: int,
         width: int,
         temperature: float,

@@ -184,7 +184,7 @@ def test_the_numbers_of_logprobs_that_there_are():
     for number in (None, 0, toys.VOCAB):
         specjax.Decoder(*given, num_logprobs=number)
     for number in (-1, toys.VOCAB + 1):
-        with pytest.raises(ValueError, match=rf"num_logprobs={number} .* in \[0, {toys.VOCAB}\]"):
+        with pytest.raises(ValueError, match=rf"num_logprobs={number}; .* in \[0, {toys.VOCAB}\]"):
             specjax.Decoder(*given, num_logprobs=number)
 
 

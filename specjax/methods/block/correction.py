@@ -15,13 +15,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.models import dot_general
-from specjax.types import Arrays
+
+_WeightsT = TypeVar("_WeightsT")
 
 Shapes = Mapping[tuple[str, ...], tuple[int, ...]]
 Axes = Mapping[tuple[str, ...], tuple[str | None, ...]]
@@ -38,7 +39,7 @@ class Slot(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Correction(abc.ABC):
+class Correction(abc.ABC, Generic[_WeightsT]):
     """A network that corrects logits: hashable, without arrays; `shapes` names its parameters."""
 
     hidden_size: int  # H, of the block draft
@@ -59,11 +60,13 @@ class Correction(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
+    def correct(
+        self, params: _WeightsT, slot: Slot, memory: Array | None
+    ) -> tuple[Array, Array | None]:
         """Returns the logits [B, M, U] of a slot after each path, and the memory for the next slot.
 
-        `memory` is the memory that this method returned for the slot before, with leaves [B, M,
-        ...] for M paths; None for the first slot.
+        `memory` is the memory that this method returned for the slot before, [B, M, ...] for M
+        paths; None for the first slot.
         """
 
     @property
@@ -71,7 +74,7 @@ class Correction(abc.ABC):
         """True if the correction has a `confidence`."""
         return False
 
-    def confidence(self, params: Arrays, slot: Slot) -> Array:
+    def confidence(self, params: _WeightsT, slot: Slot) -> Array:
         """Returns [B, M] an estimate of the probability that this slot's draft is accepted."""
         del params, slot
         raise NotImplementedError(f"{type(self).__name__} estimates no acceptance")

@@ -15,7 +15,7 @@ from flax.traverse_util import unflatten_dict
 from jax import Array
 
 from specjax.caches import BranchCache
-from specjax.contract import Arrays
+from specjax.contract import Weights
 from specjax.methods.block.correction import Slot
 from specjax.methods.block.markov import MarkovHead
 from specjax.methods.block.network import (
@@ -40,7 +40,7 @@ class BlockLearner(Learner):
 
     source: BlockDraftSource
 
-    def init(self, key: Array) -> Arrays:
+    def init(self, key: Array) -> Weights:
         network, rest = jax.random.split(key)
         made = {"draft": initial_block(self.source.net, network)}
         correction = self.source.correction

@@ -15,6 +15,7 @@ Reference: DeepSeek's DeepSpec, packages `specforge` 0.2.0 and `speculators` 0.9
 from __future__ import annotations
 
 import dataclasses
+from typing import TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,29 @@ from jax import Array
 from specjax._internal.checks import chosen, within
 from specjax.methods.block.correction import Axes, Correction, Shapes, Slot, along_paths, multiply
 from specjax.models import look_up
-from specjax.types import Arrays
 
 KINDS = ("vanilla", "gated", "rnn")
 
 
+class Linear(TypedDict):
+    """The parameters of a linear layer."""
+
+    kernel: Array  # [in, out]
+    bias: Array  # [out]
+
+
+class MarkovWeights(TypedDict):
+    """The parameters of a `MarkovHead`; its rank, its kind and its confidence say which it has."""
+
+    before: Array  # W1, [V, r]
+    after: Array  # W2, [r, U]
+    gate: Linear
+    joint: Linear
+    confidence: Linear
+
+
 @dataclasses.dataclass(frozen=True)
-class MarkovHead(Correction):
+class MarkovHead(Correction[MarkovWeights]):
     """A low-rank bias.  Attributes: kind, one of `KINDS`; rank r, where 0 means no bias.
 
     `confidence_head` is None, or the names of its inputs: "hidden", or "both" with e.
@@ -65,7 +82,9 @@ class MarkovHead(Correction):
     def axes(self) -> Axes:
         return {("after",): (None, "vocab")} if self.rank else {}
 
-    def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
+    def correct(
+        self, params: MarkovWeights, slot: Slot, memory: Array | None
+    ) -> tuple[Array, Array | None]:
         logits = jnp.broadcast_to(
             slot.logits[:, None], (*slot.previous.shape, slot.logits.shape[-1])
         )
@@ -74,7 +93,9 @@ class MarkovHead(Correction):
         inner, memory = self.inner(params, slot, memory)
         return logits + multiply(inner, params["after"]).astype(jnp.float32), memory
 
-    def inner(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
+    def inner(
+        self, params: MarkovWeights, slot: Slot, memory: Array | None
+    ) -> tuple[Array, Array | None]:
         """Returns [B, M, r], the factor of W2, and the next slot's memory; the rank is above 0."""
         inner = look_up(params["before"], slot.previous)
         hidden = along_paths(slot.hidden, slot.previous)
@@ -92,7 +113,7 @@ class MarkovHead(Correction):
     def estimates(self) -> bool:
         return self.confidence_head is not None
 
-    def confidence(self, params: Arrays, slot: Slot) -> Array:
+    def confidence(self, params: MarkovWeights, slot: Slot) -> Array:
         inputs = [along_paths(slot.hidden, slot.previous)]
         if self.confidence_head == "both":
             inputs.append(look_up(params["before"], slot.previous))
@@ -100,5 +121,5 @@ class MarkovHead(Correction):
         return jax.nn.sigmoid(raw[..., 0].astype(jnp.float32))
 
 
-def _linear(params: Arrays, *inputs: Array) -> Array:
+def _linear(params: Linear, *inputs: Array) -> Array:
     return multiply(jnp.concatenate(inputs, axis=-1), params["kernel"]) + params["bias"]

@@ -37,7 +37,8 @@ from specjax.models import (
     residual_scale,
     rotate,
 )
-from specjax.types import Arrays
+from specjax.parallel import Specs
+from specjax.types import Weights
 
 _Rotations = tuple[Array, Array]
 _Cache = TypeVar("_Cache", KVCache, BranchCache)
@@ -274,27 +275,27 @@ def _with_layers(cache: _Cache, staged: list[tuple[Array, Array]]) -> _Cache:
     return dataclasses.replace(cache, keys=keys, values=values)
 
 
-def stage_context(net: BlockDraft, params: Arrays, features: Array, cache: _Cache) -> _Cache:
+def stage_context(net: BlockDraft, params: Weights, features: Array, cache: _Cache) -> _Cache:
     """Runs `BlockDraft.context` with parameters."""
     return cast(_Cache, net.apply({"params": params}, features, cache, method=BlockDraft.context))
 
 
-def read_block(net: BlockDraft, params: Arrays, x: Array, cache: _Cache) -> tuple[Array, _Cache]:
+def read_block(net: BlockDraft, params: Weights, x: Array, cache: _Cache) -> tuple[Array, _Cache]:
     """Runs `BlockDraft.__call__` with parameters."""
     return cast(tuple[Array, _Cache], net.apply({"params": params}, x, cache))
 
 
-def initial_block(net: BlockDraft, key: Array) -> Arrays:
+def initial_block(net: BlockDraft, key: Array) -> Weights:
     """Makes random parameters of both methods; under `jax.eval_shape` their shapes."""
     return nn.meta.unbox(_boxed(net, key))
 
 
-def block_axes(net: BlockDraft) -> Arrays:
+def block_axes(net: BlockDraft) -> Specs:
     """Returns the logical axes of every parameter, for `parallel.named_shardings`."""
     return nn.get_partition_spec(jax.eval_shape(lambda: _boxed(net, jax.random.key(0))))
 
 
-def _boxed(net: BlockDraft, key: Array) -> Arrays:
+def _boxed(net: BlockDraft, key: Array) -> Weights:
     c, config = net.config.layers, net.config
     features = jnp.zeros((1, 1, config.feature_size))
     x = jnp.zeros((1, config.block_size, c.hidden_size))

@@ -13,6 +13,7 @@ Reference: package `specforge` 0.2.0, Domino; Cho et al. 2014, arXiv 1406.1078, 
 from __future__ import annotations
 
 import dataclasses
+from typing import TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,19 @@ from jax import Array
 
 from specjax._internal.checks import within
 from specjax.methods.block.correction import Axes, Correction, Shapes, Slot, along_paths, multiply
-from specjax.types import Arrays
+
+
+class GRUWeights(TypedDict):
+    """The parameters of a `PrefixGRU`; `input` and `state` have r, z and n side by side."""
+
+    input: Array  # W, [H, 3 G]
+    state: Array  # U, [G, 3 G]
+    inner: Array  # W1, [H + G, E]
+    output: Array  # W2, [E, U]
 
 
 @dataclasses.dataclass(frozen=True)
-class PrefixGRU(Correction):
+class PrefixGRU(Correction[GRUWeights]):
     """A GRU over drafts.  Attributes: sizes, and the number of uncorrected first drafts."""
 
     state_size: int
@@ -47,7 +56,9 @@ class PrefixGRU(Correction):
     def axes(self) -> Axes:
         return {("output",): (None, "vocab")}
 
-    def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
+    def correct(
+        self, params: GRUWeights, slot: Slot, memory: Array | None
+    ) -> tuple[Array, Array | None]:
         x = multiply(slot.embed(), params["input"])
         if memory is None:
             memory = jnp.zeros((*slot.previous.shape, self.state_size), x.dtype)

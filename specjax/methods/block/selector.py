@@ -10,6 +10,7 @@ Reference: z-lab's DFlash-2, package `dflash` 0.1.0.
 from __future__ import annotations
 
 import dataclasses
+from typing import TypedDict
 
 import jax.numpy as jnp
 from jax import Array
@@ -18,11 +19,18 @@ from specjax import sampling
 from specjax._internal.checks import within
 from specjax.methods.block.correction import Correction, Shapes, Slot, multiply
 from specjax.models import look_up
-from specjax.types import Arrays
+
+
+class SelectorWeights(TypedDict):
+    """The parameters of a `CandidateSelector`."""
+
+    projection: Array  # P, [H, r]
+    predecessor: Array  # A, [V, r]
+    successor: Array  # S, [U, r]
 
 
 @dataclasses.dataclass(frozen=True)
-class CandidateSelector(Correction):
+class CandidateSelector(Correction[SelectorWeights]):
     """Scores candidates.  Attributes: rank, the width of a row of A and S; top_k, k candidates."""
 
     rank: int
@@ -39,7 +47,9 @@ class CandidateSelector(Correction):
             ("successor",): (self.draft_vocab_size, self.rank),
         }
 
-    def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
+    def correct(
+        self, params: SelectorWeights, slot: Slot, memory: Array | None
+    ) -> tuple[Array, Array | None]:
         best, candidates = sampling.top_k(slot.logits, self.top_k)  # [B, k]
         before = look_up(params["predecessor"], slot.previous)  # [B, M, r]
         query = before * multiply(slot.hidden, params["projection"])[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NotRequired
 
 import jax.numpy as jnp
 from flax import struct
@@ -13,12 +14,21 @@ from jax.sharding import PartitionSpec
 
 from specjax._internal.checks import real
 from specjax.caches import KVCache
-from specjax.contract import Arrays, BlockSource, Context, Corrected
+from specjax.contract import BlockSource, Context, Corrected
 from specjax.methods.block.correction import Correction, Slot
 from specjax.methods.block.network import BlockDraft, block_axes, read_block, stage_context
 from specjax.methods.published import PublishedSource, SharedParams, embedding_of, head_of
-from specjax.models import TransformerConfig, look_up, on_target
-from specjax.types import Block
+from specjax.models import Tables, TransformerConfig, look_up, on_target
+from specjax.parallel import Specs
+from specjax.types import Block, Weights
+
+
+class BlockOwn(Tables):
+    """The parameters of a block draft."""
+
+    draft: Weights
+    correction: Weights  # where it has one
+    to_draft: NotRequired[Array]  # [V] the draft's token for each of the target's, or negative
 
 
 @struct.dataclass
@@ -38,7 +48,9 @@ class _Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockDraftSource(PublishedSource, BlockSource):
+class BlockDraftSource(
+    PublishedSource, BlockSource[SharedParams[BlockOwn], BlockDraftState, _Reading, Array]
+):
     """A block draft as a source: it reads hidden states of the target, the pending token and masks.
 
     `observe` stores the hidden states of the committed tokens, and the next `marginals` projects
@@ -83,15 +95,15 @@ class BlockDraftSource(PublishedSource, BlockSource):
     def layers(self) -> TransformerConfig:
         return self.net.config.layers
 
-    def axes(self) -> dict[str, Arrays]:
-        found: dict[str, Arrays] = {"draft": block_axes(self.net)}
+    def axes(self) -> Specs:
+        found: dict[str, PartitionSpec | Specs | None] = {"draft": block_axes(self.net)}
         if self.correction is not None:
             named = self.correction.axes()
             specs = {p: PartitionSpec(*named.get(p, ())) for p in self.correction.shapes()}
             found["correction"] = unflatten_dict(specs)
         return found
 
-    def init(self, params: SharedParams, prompt: Block, capacity: int) -> BlockDraftState:
+    def init(self, params: SharedParams[BlockOwn], prompt: Block, capacity: int) -> BlockDraftState:
         config, width = self.net.config, self.depth + 1
         # After the committed tokens there is room for those that are not projected yet, or for a
         # block.
@@ -101,7 +113,9 @@ class BlockDraftSource(PublishedSource, BlockSource):
         fresh = jnp.zeros((len(prompt.tokens), width, config.feature_size), dtype)
         return BlockDraftState(cache, fresh, jnp.zeros_like(prompt.count))
 
-    def read(self, params: SharedParams, state: BlockDraftState, block: Block) -> BlockDraftState:
+    def read(
+        self, params: SharedParams[BlockOwn], state: BlockDraftState, block: Block
+    ) -> BlockDraftState:
         assert block.features is not None  # the source has taps
         features = block.features.astype(state.fresh.dtype)
         cache = stage_context(self.net, params.own["draft"], features, state.cache)
@@ -116,7 +130,7 @@ class BlockDraftSource(PublishedSource, BlockSource):
         return dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
 
     def observe(
-        self, params: SharedParams, state: BlockDraftState, block: Block
+        self, params: SharedParams[BlockOwn], state: BlockDraftState, block: Block
     ) -> BlockDraftState:
         assert block.features is not None
         width = min(state.fresh.shape[1], block.features.shape[1])
@@ -126,7 +140,7 @@ class BlockDraftSource(PublishedSource, BlockSource):
         )
 
     def marginals(
-        self, params: SharedParams, state: BlockDraftState, context: Context
+        self, params: SharedParams[BlockOwn], state: BlockDraftState, context: Context
     ) -> tuple[Array, Array, _Reading]:
         config, rows = self.net.config, len(context.pending)
         cache = stage_context(self.net, params.own["draft"], state.fresh, state.cache)
@@ -147,12 +161,12 @@ class BlockDraftSource(PublishedSource, BlockSource):
 
     def correct(
         self,
-        params: SharedParams,
+        params: SharedParams[BlockOwn],
         reading: _Reading,
         depth: int,
         previous: Array,
-        memory: Arrays,
-    ) -> Corrected:
+        memory: Array | None,
+    ) -> Corrected[Array]:
         assert self.correction is not None
         slot = Slot(
             depth,
@@ -171,10 +185,10 @@ class BlockDraftSource(PublishedSource, BlockSource):
     def end(self, reading: _Reading) -> BlockDraftState:
         return reading.state
 
-    def _embed(self, params: SharedParams, tokens: Array) -> Array:
+    def _embed(self, params: SharedParams[BlockOwn], tokens: Array) -> Array:
         x = look_up(embedding_of(params), tokens)
         scale = self.net.config.embedding_scale
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
-    def _on_target(self, params: SharedParams, logits: Array) -> Array:
+    def _on_target(self, params: SharedParams[BlockOwn], logits: Array) -> Array:
         return on_target(logits, self.vocab_size, params.own.get("to_draft"))

@@ -11,7 +11,7 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.checks import counts, number, shown
-from specjax.contract import Arrays, Context, Loaded, Lookahead, Source
+from specjax.contract import Context, Loaded, Lookahead, Source
 from specjax.methods.datastore.lookup import DEPTH, NONE, DatastoreParams, look_up
 from specjax.proposers import OwnText
 from specjax.types import Block, Proposal
@@ -27,7 +27,7 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class DatastoreSource(Source):
+class DatastoreSource(Source[DatastoreParams, OwnText, Reading]):
     """Predicts tokens from continuations in a datastore and in the row's own text.
 
     A shape draws drafts from it with the rule's own noise.  Under `match` that is the noise of the
@@ -62,7 +62,7 @@ class DatastoreSource(Source):
             )
         self.declare(may_abstain=share > 0)
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> DatastoreParams:
         raise ValueError(
             "a datastore proposer comes without its datastore: pass "
             "drafter=specjax.load_datastore(folder).drafter(target)"

@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 
 from specjax._internal.checks import chosen, typed
-from specjax.contract import Arrays, Proposer, Source
+from specjax.contract import ArrayTree, Proposer, Source
 from specjax.methods.draft_model.source import DraftSource
 from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
 from specjax.methods.drafter import BoundDrafter, Drafter
@@ -33,7 +33,7 @@ class DraftDrafter(Drafter):
     """A shape over a draft model, whose tokens are translated if they differ from the target's."""
 
     # Makes `Params.proposer` from a target whose parameters are on their devices.
-    from_target: Callable[[LanguageModel], Arrays] = dataclasses.field(kw_only=True)
+    from_target: Callable[[LanguageModel], ArrayTree] = dataclasses.field(kw_only=True)
     source: Source = dataclasses.field(kw_only=True)
     # None if its tokens are translated: then a text may be longer than the draft can read.
     draft: LanguageModel | None = None
@@ -42,7 +42,7 @@ class DraftDrafter(Drafter):
     def reader(self) -> LanguageModel | None:
         return self.draft
 
-    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> ArrayTree:
         del slots
         return self.from_target(target)
 
@@ -88,7 +88,7 @@ def make_drafter(
     if tables is not None:
         _say(words, tables.num_shared)
 
-    def params(laid: LanguageModel) -> Arrays:
+    def params(laid: LanguageModel) -> ArrayTree:
         # A target that is its own draft is quantised from the parameters that are on its devices.
         own = laid if draft is target else draft
         return (quantise(own) if dtype == "int8" else own).params

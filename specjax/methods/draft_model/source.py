@@ -14,7 +14,7 @@ from jax import Array
 from specjax._internal.control_flow import apply_if
 from specjax._internal.prefix_sums import leading
 from specjax.caches import empty_cache, read_prompt
-from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
+from specjax.contract import ArrayTree, Cache, Context, Loaded, Lookahead, Model, Source
 from specjax.proposers import AT_ONCE, Chain, StaticTree, remember, then_pending
 from specjax.types import ABSENT, Block, Proposal
 
@@ -29,7 +29,7 @@ class DraftState:
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftSource(Source):
+class DraftSource(Source[ArrayTree, DraftState, Cache]):
     """A draft model that reads the committed tokens, and removes its drafts from its KV cache.
 
     `observe` stores the committed tokens, and the next `begin` reads them in one pass with the
@@ -50,7 +50,7 @@ class DraftSource(Source):
         # The cache of a model that reads no trees may change its shape with the width of a pass.
         self.declare(resumes=self.model.reads_trees)
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> ArrayTree:
         if draft is None:
             raise ValueError(
                 "a proposer over a draft model comes without its weights: "
@@ -64,7 +64,7 @@ class DraftSource(Source):
         return draft.params
 
     def init(
-        self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead
+        self, params: ArrayTree, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> DraftState:
         rows, width = len(prompt.tokens), lookahead.depth + 1
         # Drafts are staged after the committed tokens that are still unread, so both need room.
@@ -75,7 +75,7 @@ class DraftSource(Source):
             cache, jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32), ahead
         )
 
-    def read(self, params: Arrays, state: DraftState, block: Block) -> DraftState:
+    def read(self, params: ArrayTree, state: DraftState, block: Block) -> DraftState:
         cache = read_prompt(self.model, params, block.tokens, block.count, state.cache)[-1]
         return dataclasses.replace(state, cache=cache)
 
@@ -87,7 +87,7 @@ class DraftSource(Source):
         return dataclasses.replace(rested, cache=cache, count=jnp.zeros_like(state.count))
 
     def begin(
-        self, params: Arrays, state: DraftState, context: Context
+        self, params: ArrayTree, state: DraftState, context: Context
     ) -> tuple[DraftState, Cache, Array]:
         unread = state if state.ahead is None else self._read_most(params, state)
         tokens = then_pending(unread.fresh, unread.count, context.pending)
@@ -97,19 +97,19 @@ class DraftSource(Source):
         )
         return caught_up, staged.commit(unread.count + 1), logits[:, 0]
 
-    def extend(self, params: Arrays, reading: Cache, tokens: Array) -> tuple[Cache, Array]:
+    def extend(self, params: ArrayTree, reading: Cache, tokens: Array) -> tuple[Cache, Array]:
         cache, logits = self._read(
             params, reading, tokens[:, None], jnp.zeros_like(tokens)[:, None]
         )
         return cache.commit(jnp.ones_like(tokens)), logits[:, 0]
 
     def read_tree(
-        self, params: Arrays, reading: Cache, tokens: Array, at: Array, depth: Array, mask: Array
+        self, params: ArrayTree, reading: Cache, tokens: Array, at: Array, depth: Array, mask: Array
     ) -> tuple[Cache, Array]:
         return self._read(params, reading, tokens, at, depth, mask)
 
     def end(
-        self, params: Arrays, state: DraftState, reading: Cache, proposal: Proposal
+        self, params: ArrayTree, state: DraftState, reading: Cache, proposal: Proposal
     ) -> DraftState:
         state = dataclasses.replace(state, cache=reading.rewind(state.cache))
         if state.ahead is None:
@@ -120,7 +120,7 @@ class DraftSource(Source):
             state, ahead=jnp.where(was_read, proposal.tokens[:, :-1], ABSENT)
         )
 
-    def observe(self, params: Arrays, state: DraftState, block: Block) -> DraftState:
+    def observe(self, params: ArrayTree, state: DraftState, block: Block) -> DraftState:
         fresh, count = remember(state.fresh, block)
         state = dataclasses.replace(state, fresh=fresh, count=count)
         if state.ahead is None:
@@ -137,7 +137,7 @@ class DraftSource(Source):
         return dataclasses.replace(state, ahead=jnp.full_like(state.ahead, ABSENT))
 
     def resume(
-        self, params: Arrays, state: DraftState, text: Array, length: Array, wanted: Array
+        self, params: ArrayTree, state: DraftState, text: Array, length: Array, wanted: Array
     ) -> DraftState:
         # `fresh` has the tokens of the last step only; those before it come from the text.
         width = AT_ONCE * state.fresh.shape[1]
@@ -154,7 +154,7 @@ class DraftSource(Source):
         cache = jax.lax.while_loop(lambda cache: (cache.length < end).any(), read, state.cache)
         return dataclasses.replace(state, cache=cache)
 
-    def _read_most(self, params: Arrays, state: DraftState) -> DraftState:
+    def _read_most(self, params: ArrayTree, state: DraftState) -> DraftState:
         """Reads all unread tokens but the last, if any row has more than one."""
 
         def read(state: DraftState) -> DraftState:
@@ -168,7 +168,7 @@ class DraftSource(Source):
 
     def _read(
         self,
-        params: Arrays,
+        params: ArrayTree,
         cache: Cache,
         tokens: Array,
         at: Array,
@@ -185,7 +185,7 @@ class DraftSource(Source):
         extra = self.vocab_size - logits.shape[-1]
         if extra > 0:
             logits = jnp.pad(logits, ((0, 0), (0, 0), (0, extra)), constant_values=-jnp.inf)
-        return out.cache, logits[..., : self.vocab_size]
+        return out.staged, logits[..., : self.vocab_size]
 
 
 def DraftModel(

@@ -11,7 +11,7 @@ from flax import struct
 from jax import Array
 
 from specjax.caches import empty_cache, read_prompt
-from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
+from specjax.contract import ArrayTree, Cache, Context, Loaded, Lookahead, Model, Source
 from specjax.models import on_target
 from specjax.proposers import Chain, remember, then_pending
 from specjax.text import Translation
@@ -22,7 +22,7 @@ from specjax.types import ABSENT, Block, Proposal
 class TranslatedParams:
     """The parameters of a draft model with another tokenizer, and the translation between both."""
 
-    model: Arrays
+    model: ArrayTree
     translation: Translation
 
 
@@ -41,7 +41,7 @@ class _Reading(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslatedSource(Source):
+class TranslatedSource(Source[TranslatedParams, TranslatedState, _Reading]):
     """A draft model whose tokens differ from the target's.
 
     The draft model reads each committed token of the target as one or more draft tokens that spell
@@ -61,7 +61,7 @@ class TranslatedSource(Source):
     expansion: int = 2
     asks_draft = True
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> TranslatedParams:
         raise ValueError(
             "a proposer over a translated draft comes without its weights and tables: pass draft= "
             "alone, or drafter= with what specjax.make_drafter(target, draft) returns"
@@ -204,7 +204,7 @@ class TranslatedSource(Source):
         )
         out = self.model.apply(params.model, jnp.maximum(tokens, 0), positions, cache, mask)
         logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
-        return out.cache, on_target(
+        return out.staged, on_target(
             logits, self.vocab_size, jnp.asarray(params.translation.to_draft)
         )
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from specjax.methods.eagle3.source import (
         Eagle3Source,
         Eagle3State,
+        EagleOwn,
         EagleSource,
         check_taps,
         empty_state,
@@ -56,6 +57,7 @@ __all__ = [
     "Eagle3Config",
     "Eagle3Source",
     "Eagle3State",
+    "EagleOwn",
     "EagleSource",
     "Parts",
     "check_taps",

@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax import Array
 
 from specjax.caches import BranchCache
-from specjax.contract import Arrays
+from specjax.contract import Weights
 from specjax.methods.eagle3.network import Eagle3, Eagle3Config
 from specjax.methods.eagle3.source import Eagle3Source, EagleSource
 from specjax.methods.published import SharedParams, embedding_of
@@ -35,7 +35,7 @@ class Eagle3Learner(Learner):
     source: Eagle3Source
     depth: int = 7
 
-    def init(self, key: Array) -> Arrays:
+    def init(self, key: Array) -> Weights:
         return {"network": initial_eagle3(self.source, key)}
 
     def guesses(self, params: SharedParams, lesson: Lesson) -> list[Guess]:
@@ -56,7 +56,7 @@ class Eagle3Learner(Learner):
         return guesses
 
 
-def initial_eagle3(source: EagleSource, key: Array) -> Arrays:
+def initial_eagle3(source: EagleSource, key: Array) -> Weights:
     """Makes random parameters of the network of a head."""
     c = source.network
     inputs = (

@@ -23,7 +23,8 @@ from specjax.models import (
     dot_general,
     on_target,
 )
-from specjax.types import Arrays
+from specjax.parallel import Specs
+from specjax.types import Weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,17 +154,17 @@ class Eagle3(nn.Module):
         return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
 
 
-def eagle3_shapes(config: Eagle3Config) -> Arrays:
+def eagle3_shapes(config: Eagle3Config) -> Weights:
     """Returns the shape of every parameter of the network; nothing is computed."""
     return nn.meta.unbox(_boxed(config))
 
 
-def eagle3_axes(config: Eagle3Config) -> Arrays:
+def eagle3_axes(config: Eagle3Config) -> Specs:
     """Returns the logical axes of every parameter, for `parallel.named_shardings`."""
     return nn.get_partition_spec(_boxed(config))
 
 
-def _boxed(config: Eagle3Config) -> Arrays:
+def _boxed(config: Eagle3Config) -> Weights:
     size = config.layers.hidden_size
     inputs = (
         jax.ShapeDtypeStruct((1, 1, config.num_taps * config.target_size), jnp.float32),

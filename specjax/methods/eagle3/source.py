@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple, cast
+from typing import NamedTuple, NotRequired, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,13 @@ from flax import struct
 from jax import Array
 
 from specjax.caches import KVCache, in_chunks
-from specjax.contract import Arrays, Context, Lookahead, Source
+from specjax.contract import Context, Lookahead, Source
 from specjax.methods.eagle3.network import Eagle3, Eagle3Config, draft_logits, eagle3_axes
 from specjax.methods.published import PublishedSource, SharedParams, by_row, embedding_of, head_of
-from specjax.models import TransformerConfig, look_up
+from specjax.models import Tables, TransformerConfig, look_up
+from specjax.parallel import Specs
 from specjax.proposers import remember, then_pending
-from specjax.types import Block, Proposal
+from specjax.types import Block, Proposal, Weights
 
 
 @struct.dataclass
@@ -25,6 +26,14 @@ class Eagle3State:
     fresh: Array  # [B, depth + 1] committed tokens whose features the head has not read
     features: Array  # [B, depth + 1, sum E] those features, as the target gave them
     count: Array  # [B] the number of those tokens
+
+
+class EagleOwn(Tables):
+    """The parameters of an EAGLE-3 head."""
+
+    network: Weights
+    mask_hidden: Array  # of P-EAGLE: the learned feature of a mask
+    to_draft: NotRequired[Array]  # [V] the head's row of each token, or a negative number
 
 
 class _Reading(NamedTuple):
@@ -44,12 +53,12 @@ class EagleSource(PublishedSource):
     def layers(self) -> TransformerConfig:
         return self.network.layers
 
-    def axes(self) -> dict[str, Arrays]:
+    def axes(self) -> Specs:
         return {"network": eagle3_axes(self.network)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3Source(EagleSource, Source):
+class Eagle3Source(EagleSource, Source[SharedParams[EagleOwn], Eagle3State, _Reading]):
     """Reads pairs of a feature and the token after it, and predicts the token after that.
 
         text        a   b   c   d|  e   f        d is pending; e and f are drafts
@@ -72,7 +81,7 @@ class Eagle3Source(EagleSource, Source):
         check_taps(self.network, self.taps)
 
     def init(
-        self, params: SharedParams, prompt: Block, capacity: int, lookahead: Lookahead
+        self, params: SharedParams[EagleOwn], prompt: Block, capacity: int, lookahead: Lookahead
     ) -> Eagle3State:
         width = lookahead.depth + 1
         cache = Eagle3(self.network).init_cache(
@@ -80,14 +89,14 @@ class Eagle3Source(EagleSource, Source):
         )
         return empty_state(prompt, cache, width)
 
-    def read(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+    def read(self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block) -> Eagle3State:
         return read_block(self.network, params, state, block)
 
     def truncate(self, state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
         return first_pairs(state, count, last)
 
     def begin(
-        self, params: SharedParams, state: Eagle3State, context: Context
+        self, params: SharedParams[EagleOwn], state: Eagle3State, context: Context
     ) -> tuple[Eagle3State, _Reading, Array]:
         tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
         features = fuse(self.network, params, state.cache, state.features)
@@ -99,7 +108,7 @@ class Eagle3Source(EagleSource, Source):
         return caught_up, reading, self._logits(params, _at(normed, last))[:, 0]
 
     def extend(
-        self, params: SharedParams, reading: _Reading, tokens: Array
+        self, params: SharedParams[EagleOwn], reading: _Reading, tokens: Array
     ) -> tuple[_Reading, Array]:
         pair = tokens[:, None], reading.root[:, None]
         fed, normed, cache = read_pairs(self.network, params, reading.cache, *pair)
@@ -108,7 +117,7 @@ class Eagle3Source(EagleSource, Source):
 
     def read_tree(
         self,
-        params: SharedParams,
+        params: SharedParams[EagleOwn],
         reading: _Reading,
         tokens: Array,
         at: Array,
@@ -125,19 +134,25 @@ class Eagle3Source(EagleSource, Source):
         )
         return reading._replace(cache=cache, nodes=fed), self._logits(params, _at(normed, at))
 
-    def known(self, params: SharedParams, reading: _Reading, tokens: Array) -> Array:
+    def known(self, params: SharedParams[EagleOwn], reading: _Reading, tokens: Array) -> Array:
         """Returns [B, N] bool: False for the pending token of a row without any feature."""
         return jnp.ones(tokens.shape, bool).at[:, 0].set(reading.readable)
 
     def end(
-        self, params: SharedParams, state: Eagle3State, reading: _Reading, proposal: Proposal
+        self,
+        params: SharedParams[EagleOwn],
+        state: Eagle3State,
+        reading: _Reading,
+        proposal: Proposal,
     ) -> Eagle3State:
         return dataclasses.replace(state, cache=reading.cache.rewind(state.cache))
 
-    def observe(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+    def observe(
+        self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block
+    ) -> Eagle3State:
         return observe_features(state, block)
 
-    def _logits(self, params: SharedParams, normed: Array) -> Array:
+    def _logits(self, params: SharedParams[EagleOwn], normed: Array) -> Array:
         return logits_of(params, normed, self.vocab_size)
 
 
@@ -168,7 +183,7 @@ def empty_state(prompt: Block, cache: KVCache, width: int) -> Eagle3State:
 
 
 def read_block(
-    network: Eagle3Config, params: SharedParams, state: Eagle3State, block: Block
+    network: Eagle3Config, params: SharedParams[EagleOwn], state: Eagle3State, block: Block
 ) -> Eagle3State:
     """Returns the state after more of a prompt: all its pairs read, except that of the next token.
 
@@ -230,7 +245,9 @@ def observe_features(state: Eagle3State, block: Block) -> Eagle3State:
     return dataclasses.replace(state, fresh=fresh, features=features, count=count)
 
 
-def fuse(network: Eagle3Config, params: SharedParams, cache: KVCache, features: Array) -> Array:
+def fuse(
+    network: Eagle3Config, params: SharedParams[EagleOwn], cache: KVCache, features: Array
+) -> Array:
     """Fuses [B, T, sum E] of the target into [B, T, E] of the head that `cache` belongs to."""
     own, features = {"params": params.own["network"]}, by_row(features, cache)
     return cast(Array, Eagle3(network).apply(own, features, method="fuse"))
@@ -238,7 +255,7 @@ def fuse(network: Eagle3Config, params: SharedParams, cache: KVCache, features: 
 
 def read_pairs(
     network: Eagle3Config,
-    params: SharedParams,
+    params: SharedParams[EagleOwn],
     cache: KVCache,
     tokens: Array,
     features: Array,
@@ -257,10 +274,9 @@ def read_pairs(
     return cast(tuple[Array, Array, KVCache], out)
 
 
-def logits_of(params: SharedParams, normed: Array, vocab_size: int) -> Array:
+def logits_of(params: SharedParams[EagleOwn], normed: Array, vocab_size: int) -> Array:
     """Maps states [..., E] after the final norm to float32 logits [..., V] of the target."""
-    own: dict[str, Array] = params.own
-    return draft_logits(normed, head_of(params), vocab_size, own.get("to_draft"))
+    return draft_logits(normed, head_of(params), vocab_size, params.own.get("to_draft"))
 
 
 def features_of(block: Block) -> Array:

@@ -86,7 +86,7 @@ class MedusaAdapter(Drafter):
                 f"{target.name} is a {type(target.model).__name__}: "
                 "pass the target that it was trained for"
             )
-        hidden_size, vocab_size = head_matrix(target.params).shape
+        hidden_size, vocab_size = head_matrix(dict(target.params)).shape
         if (self.heads.hidden_size, self.heads.vocab_size) != (hidden_size, vocab_size):
             raise ValueError(
                 f"the adapter {self.name} is for a target of hidden size {self.heads.hidden_size} "

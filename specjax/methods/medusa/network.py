@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax import Array
 
 from specjax.models import dot_general, named_param
-from specjax.types import Arrays
+from specjax.types import Weights
 
 
 class MedusaHeads(nn.Module):
@@ -79,7 +79,7 @@ class MedusaHeads(nn.Module):
         return jax.vmap(one, (-2, 0), -2)(x, kernel)
 
 
-def medusa_hidden(heads: MedusaHeads, params: Arrays, hidden: Array) -> Array:
+def medusa_hidden(heads: MedusaHeads, params: Weights, hidden: Array) -> Array:
     """Applies the heads to hidden states [..., E].
 
     Returns:

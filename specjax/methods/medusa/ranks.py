@@ -10,16 +10,16 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from specjax.contract import Arrays, Model
+from specjax.contract import CacheT, Model, ParamsT, Weights
 from specjax.methods.medusa.network import MedusaHeads, medusa_hidden, medusa_logits
 from specjax.parallel import to_host
 
 
 def measure_ranks(
-    model: Model,
-    params: Arrays,
+    model: Model[ParamsT, CacheT],
+    params: ParamsT,
     heads: MedusaHeads,
-    arrays: Arrays,
+    arrays: Weights,
     target_head: Array | None,
     tokens: ArrayLike,
 ) -> np.ndarray:
@@ -49,10 +49,10 @@ def measure_ranks(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _ranks(
-    model: Model,
+    model: Model[ParamsT, CacheT],
     heads: MedusaHeads,
-    params: Arrays,
-    arrays: Arrays,
+    params: ParamsT,
+    arrays: Weights,
     target_head: Array | None,
     tokens: Array,
 ) -> Array:

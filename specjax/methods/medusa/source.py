@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,11 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.checks import counts, items, shown
-from specjax.contract import Arrays, BlockSource, Context, Loaded
+from specjax.contract import BlockSource, Context, Loaded
 from specjax.methods.medusa.network import MedusaHeads, medusa_hidden, medusa_logits
-from specjax.models import head_matrix
+from specjax.models import Tables, head_matrix
 from specjax.proposers import Choices, ChoiceTree
-from specjax.types import Block
+from specjax.types import Block, Weights
 
 
 @struct.dataclass
@@ -25,9 +26,10 @@ class MedusaParams:
     `adapter` is read only by `Decoder.prefill`, which copies it into the state of the rows.
     """
 
-    bank: Arrays  # parameters of `MedusaHeads`, stacked: every leaf [A, ...]
+    bank: Weights  # parameters of `MedusaHeads`, stacked: every leaf [A, ...]
     adapter: Array  # [B] int32, or one for all rows; -1 is plain decoding
-    output: Arrays = None  # the target's, for `models.head_matrix`; None if heads have their own
+    # The target's, for `models.head_matrix`; None if heads have their own.
+    output: Tables | dict[str, Any] | None = None
 
 
 @struct.dataclass
@@ -38,7 +40,7 @@ class MedusaState:
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaSource(BlockSource):
+class MedusaSource(BlockSource[MedusaParams, MedusaState, MedusaState, None]):
     """Medusa heads as a source: head k (from 0) predicts the token k + 1 after the pending one.
 
     The input of all heads is the target's last hidden state at the token before the pending one.
@@ -55,7 +57,7 @@ class MedusaSource(BlockSource):
     def __post_init__(self) -> None:
         self.declare(vocab_size=self.heads.vocab_size, depth=self.heads.num_heads)
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> MedusaParams:
         raise ValueError(
             "a Medusa proposer comes without its weights: pass what specjax.load_medusa returns"
         )
@@ -78,7 +80,7 @@ class MedusaSource(BlockSource):
     def adapt(self, state: MedusaState, adapter: Array) -> MedusaState:
         return dataclasses.replace(state, adapter=adapter)
 
-    def observe(self, params: Arrays, state: MedusaState, block: Block) -> MedusaState:
+    def observe(self, params: MedusaParams, state: MedusaState, block: Block) -> MedusaState:
         last = jnp.maximum(block.count - 1, 0)[:, None, None]
         hidden = jnp.take_along_axis(block.hidden, last, axis=1)[:, 0]
         read = block.count > 0
@@ -106,7 +108,8 @@ class MedusaSource(BlockSource):
         count = len(jax.tree.leaves(params.bank)[0])
         outputs = jnp.zeros((rows, heads.num_heads, width), state.hidden.dtype)
         outputs = jax.lax.fori_loop(0, count, add, outputs)
-        target_head = None if heads.own_heads else head_matrix(params.output)
+        output = None if heads.own_heads else params.output
+        target_head = None if output is None else head_matrix(output)
         logits = medusa_logits(heads, outputs, target_head)
         return logits, state.known & (state.adapter >= 0), state
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.contract import Arrays
+from specjax.contract import Weights
 from specjax.methods.eagle3.learner import (
     first_guess,
     fuse,
@@ -34,7 +34,7 @@ class PEagleLearner(Learner):
 
     source: PEagleSource
 
-    def init(self, key: Array) -> Arrays:
+    def init(self, key: Array) -> Weights:
         c, (network, mask) = self.source.network, jax.random.split(key)
         wide = c.num_taps * c.target_size
         return {

@@ -13,6 +13,7 @@ from specjax.methods.eagle3 import (
     Eagle3,
     Eagle3Config,
     Eagle3State,
+    EagleOwn,
     EagleSource,
     check_taps,
     empty_state,
@@ -30,7 +31,9 @@ from specjax.types import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class PEagleSource(EagleSource, BlockSource):
+class PEagleSource(
+    EagleSource, BlockSource[SharedParams[EagleOwn], Eagle3State, Eagle3State, None]
+):
     """An EAGLE-3 head that reads pairs of a mask token and a learned feature in place of drafts.
 
         text        a   b   c   d|                d is pending
@@ -54,7 +57,7 @@ class PEagleSource(EagleSource, BlockSource):
         within("depth", self.depth, 1)
         within("mask_token", self.mask_token, 0, self.vocab_size - 1)
 
-    def init(self, params: SharedParams, prompt: Block, capacity: int) -> Eagle3State:
+    def init(self, params: SharedParams[EagleOwn], prompt: Block, capacity: int) -> Eagle3State:
         width = self.depth + 1
         # A pass stages the pairs of all tokens that a step may commit, and the mask pairs.
         cache = Eagle3(self.network).init_cache(
@@ -62,14 +65,14 @@ class PEagleSource(EagleSource, BlockSource):
         )
         return empty_state(prompt, cache, width)
 
-    def read(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+    def read(self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block) -> Eagle3State:
         return read_block(self.network, params, state, block)
 
     def truncate(self, state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
         return first_pairs(state, count, last)
 
     def marginals(
-        self, params: SharedParams, state: Eagle3State, context: Context
+        self, params: SharedParams[EagleOwn], state: Eagle3State, context: Context
     ) -> tuple[Array, Array, Eagle3State]:
         tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
         more = ((0, 0), (0, self.depth - 1))
@@ -87,5 +90,7 @@ class PEagleSource(EagleSource, BlockSource):
         state = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
         return logits_of(params, normed, self.vocab_size), cache.length > 0, state
 
-    def observe(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+    def observe(
+        self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block
+    ) -> Eagle3State:
         return observe_features(state, block)

@@ -9,12 +9,21 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from specjax.contract import Arrays, Proposer
+from specjax.contract import Proposer, Weights
 from specjax.methods.drafter import Drafter
 from specjax.methods.published.source import PublishedSource
 from specjax.methods.published.tables import SharedParams
-from specjax.models import Int8, LanguageModel, LinenModel, Transformer
-from specjax.parallel import RULES, Rules, described, mesh_of, named_shardings, put
+from specjax.models import Int8, LanguageModel, LinenModel, Tables, Transformer
+from specjax.parallel import (
+    RULES,
+    Rules,
+    Shardings,
+    Specs,
+    described,
+    mesh_of,
+    named_shardings,
+    put,
+)
 
 Sizes = tuple[int, int, int]
 """The hidden size, the vocabulary size and the number of layers of a target."""
@@ -59,7 +68,7 @@ class PublishedDrafter(Drafter):
                 "this target"
             )
 
-    def make(self, target: LanguageModel, slots: np.ndarray | None) -> SharedParams:
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> SharedParams[Tables]:
         del slots
         used = set(self.shares)
         if "head" in used and "head" not in target.params:
@@ -67,7 +76,7 @@ class PublishedDrafter(Drafter):
         shared = {name: target.params[name] for name in sorted(used)}
         return SharedParams(self._own_on(mesh_of(target.params)), shared)
 
-    def _own_on(self, mesh: Mesh | None) -> Arrays:
+    def _own_on(self, mesh: Mesh | None) -> Tables:
         """Returns the drafter's own parameters on a mesh; None leaves them where they are."""
         if mesh is None or mesh_of(self.params) == mesh:
             return self.params
@@ -81,13 +90,15 @@ class PublishedDrafter(Drafter):
         return dataclasses.replace(self, proposer=shape(self.source, **numbers))
 
 
-def own_shardings(source: PublishedSource, own: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
+def own_shardings(
+    source: PublishedSource, own: Weights, mesh: Mesh, rules: Rules = RULES
+) -> Shardings:
     """Returns a tree of `NamedSharding` like a drafter's own parameters (arrays or shapes).
 
     Raises:
       ValueError: a dimension that the mesh does not divide, as for a target.
     """
-    known: dict[str, Arrays] = {"embedding": PartitionSpec("vocab", "embed")}
+    known: dict[str, PartitionSpec | Specs | None] = {"embedding": PartitionSpec("vocab", "embed")}
     known["head"] = {"kernel": PartitionSpec("embed", "vocab")}
     known |= source.axes()
     names = {name: known.get(name) for name in own}

@@ -13,7 +13,7 @@ from specjax.methods.drafter import Drafter
 from specjax.methods.published.drafter import PublishedDrafter
 from specjax.models import Config, LanguageModel, Tensor
 from specjax.parallel import Rules
-from specjax.types import Arrays
+from specjax.types import Weights
 
 Tensors = dict[str, Stored]
 """The tensors of a folder by name, from the headers of its files; no weight has been read."""
@@ -45,7 +45,7 @@ class Export:
     config: Config  # of config.json
     rows: list[Tensor]  # of the file, in the same table that reading uses
     shapes: dict[tuple[str, ...], tuple[int, ...]]  # of each parameter that the rows name
-    params: Arrays  # of the drafter, and of the target what the layout repeats
+    params: Weights  # of the drafter, and of the target what the layout repeats
     tables: dict[str, np.ndarray]  # of a reduced vocabulary
 
 

@@ -16,7 +16,7 @@ from specjax.methods.published.drafter import PublishedSource, own_shardings
 from specjax.methods.published.format import Tensors
 from specjax.models import LanguageModel, Tensor
 from specjax.parallel import Rules, described, mesh_of, replicate
-from specjax.types import Arrays
+from specjax.types import Weights
 
 
 class Table(NamedTuple):
@@ -38,7 +38,7 @@ def read_placed(
     table: Table,
     target: LanguageModel,
     rules: Rules,
-) -> Arrays:
+) -> Weights:
     """Reads the parameters of a source, on each device its own shard.
 
     Args:

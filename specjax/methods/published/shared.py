@@ -110,7 +110,7 @@ def with_tables(
         shapes[row.path] = (size, units) if row.transpose else (vocab_size, size)
     tables: dict[str, np.ndarray] = {}
     if maps or is_reduced(drafter):
-        known = to_host(params["to_draft"]) if is_reduced(drafter) else None
+        known = to_host(drafter.params["to_draft"]) if is_reduced(drafter) else None
         tables = write_vocabulary(known, vocab_size, units)
     params["target"] = theirs
     return Export(export.config, rows, shapes, params, tables)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+from typing import NoReturn
 
-from specjax.contract import Arrays, Loaded
+from specjax.contract import Loaded
 from specjax.models import TransformerConfig
+from specjax.parallel import Specs
 
 
 class PublishedSource(abc.ABC):
@@ -17,7 +19,7 @@ class PublishedSource(abc.ABC):
     vocab_size: int  # the target's
     taps: tuple[int, ...]  # the layers of the target that it reads
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> NoReturn:
         raise ValueError(
             f"a {type(self).__name__} comes without its weights: pass what specjax.load_drafter "
             "returns as drafter="
@@ -29,7 +31,7 @@ class PublishedSource(abc.ABC):
         """The configuration of the network's layers."""
 
     @abc.abstractmethod
-    def axes(self) -> dict[str, Arrays]:
+    def axes(self) -> Specs:
         """Returns the logical axes of the network's parameters, by name in `SharedParams.own`.
 
         Returns:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any, Generic, TypeVar
+
 import jax
 from flax import struct
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.caches import BranchCache, KVCache
-from specjax.models import head_matrix
-from specjax.types import Arrays
+from specjax.models import Tables, head_matrix
+
+_OwnT = TypeVar("_OwnT", bound=Tables, covariant=True)
 
 
 @struct.dataclass
-class SharedParams:
+class SharedParams(Generic[_OwnT]):
     """The weights of a drafter, and those of its target that it uses."""
 
-    own: Arrays  # of the network; a drafter with a table or head of its own has them here
+    own: _OwnT  # of the network; a drafter with a table or head of its own has them here
     # The target's "embedding" and "head", as far as the drafter uses them.
-    target: dict[str, Arrays]
+    target: Tables | dict[str, Any]
 
 
-def embedding_of(params: SharedParams) -> Array:
+def embedding_of(params: SharedParams[Tables]) -> Array:
     """Returns the table [V, E] of embeddings: the drafter's own `embedding`, or the target's."""
-    return (params.own if "embedding" in params.own else params.target)["embedding"]
+    tables = params.own if "embedding" in params.own else params.target
+    assert "embedding" in tables
+    return tables["embedding"]
 
 
-def head_of(params: SharedParams) -> Array:
+def head_of(params: SharedParams[Tables]) -> Array:
     """Returns the output matrix [E, V]: the drafter's own `head`, or the target's."""
     return head_matrix(params.own if "head" in params.own else params.target)
 

@@ -11,7 +11,7 @@ from jax import Array
 
 from specjax import tree
 from specjax._internal.control_flow import apply_if
-from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
+from specjax.contract import ArrayTree, Context, Loaded, Proposer, Rule
 from specjax.proposers.adaptive.choosing import Part, choose
 from specjax.proposers.adaptive.policy import POLICY, Policy
 from specjax.proposers.adaptive.rates import Rates
@@ -34,7 +34,7 @@ PAUSE = POLICY.pause
 
 
 @dataclasses.dataclass(frozen=True)
-class Adaptive(Proposer):
+class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
     """Chooses plain decoding, prompt lookup or a drafter, and a depth, for the most tokens/s.
 
     In every step the expected number of new tokens of each option, by the recent acceptance of each
@@ -101,7 +101,7 @@ class Adaptive(Proposer):
             if part is not None:
                 part.check(rule)
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> AdaptiveParams:
         raise ValueError("an Adaptive has costs of its own: pass specjax.adaptive(...) as drafter=")
 
     def init(self, params: AdaptiveParams, prompt: Block, capacity: int) -> AdaptiveState:
@@ -110,7 +110,7 @@ class Adaptive(Proposer):
         rates: list[Rates] = []
         policy = self.policy
 
-        def start(index: int, part: Proposer | None, own: Arrays) -> PartState | None:
+        def start(index: int, part: Proposer | None, own: ArrayTree) -> PartState | None:
             if part is None:
                 return None
             rates.append(Rates.start(rows, self.max_depth, params.prior[index], policy))
@@ -143,7 +143,9 @@ class Adaptive(Proposer):
         )
 
     def read(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
-        def after(part: Proposer | None, own: Arrays, known: PartState | None) -> PartState | None:
+        def after(
+            part: Proposer | None, own: ArrayTree, known: PartState | None
+        ) -> PartState | None:
             if part is None or known is None:
                 return None
             return dataclasses.replace(known, own=part.read(own, known.own, block))
@@ -273,7 +275,7 @@ class Adaptive(Proposer):
         ran = jnp.where(state.together, state.drafted.any(), state.drafted)
 
         def after(
-            at: int, part: Proposer | None, own: Arrays, known: PartState | None
+            at: int, part: Proposer | None, own: ArrayTree, known: PartState | None
         ) -> PartState | None:
             if part is None or known is None:
                 return None
@@ -334,7 +336,7 @@ class Adaptive(Proposer):
         none = dataclasses.replace(none, parent=jnp.full_like(none.parent, ABSENT))
         text = state.text
 
-        def turn(carry: tuple[Proposal, Arrays]) -> tuple[Proposal, Arrays]:
+        def turn(carry: tuple[Proposal, ArrayTree]) -> tuple[Proposal, ArrayTree]:
             own = drafter.resume(params.drafter, carry[1], text.tokens, text.length, wanted)
             return propose(own)
 

@@ -6,7 +6,7 @@ import jax
 from flax import struct
 from jax import Array
 
-from specjax.contract import Arrays
+from specjax.contract import ArrayTree
 from specjax.proposers.adaptive.rates import Rates
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.own_text import OwnText
@@ -19,8 +19,8 @@ MEASURED = -1
 class AdaptiveParams:
     """Parameters of an `Adaptive` proposer."""
 
-    lookup: Arrays
-    drafter: Arrays
+    lookup: ArrayTree
+    drafter: ArrayTree
     seconds: Array  # [O] of a step with each of `Adaptive.options`, in any unit
     forced: Array  # [] int32: the option that every step takes, or `MEASURED`
     prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
@@ -31,7 +31,7 @@ class AdaptiveParams:
 class PartState:
     """The state of the lookup or of the drafter."""
 
-    own: Arrays  # its state as a proposer
+    own: ArrayTree  # its state as a proposer
     trials: Trials
 
 

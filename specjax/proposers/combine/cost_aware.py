@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,20 +11,22 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.prefix_sums import running_sum
-from specjax.contract import Arrays, Context, Loaded, Wrapper
+from specjax.contract import Context, Loaded, StateT, Wrapper
 from specjax.types import ABSENT, Proposal
+
+_InnerT = TypeVar("_InnerT")
 
 
 @struct.dataclass
-class CostAwareParams:
+class CostAwareParams(Generic[_InnerT]):
     """Parameters of a `CostAware` proposer."""
 
-    inner: Arrays
+    inner: _InnerT
     seconds: Array  # [W] of a step at each of `widths`, in any unit
 
 
 @dataclasses.dataclass(frozen=True)
-class CostAware(Wrapper):
+class CostAware(Wrapper[CostAwareParams[_InnerT], StateT, _InnerT]):
     """Keeps the best drafts of `inner`, in the number that gives the most tokens a second.
 
     A step with w nodes is expected to emit 1 + the sum of the chances of its w - 1 drafts, and
@@ -54,17 +57,17 @@ class CostAware(Wrapper):
             )
         self.declare_like(is_chain=False, narrower=widths[:-1], estimates=False, separable=False)
 
-    def own(self, params: CostAwareParams) -> Arrays:
+    def own(self, params: CostAwareParams[_InnerT]) -> _InnerT:
         return params.inner
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> CostAwareParams[_InnerT]:
         raise ValueError(
             "a CostAware has costs of its own: pass specjax.cost_aware(...) as drafter="
         )
 
     def propose(
-        self, params: CostAwareParams, state: Arrays, context: Context
-    ) -> tuple[Proposal, Arrays]:
+        self, params: CostAwareParams[_InnerT], state: StateT, context: Context
+    ) -> tuple[Proposal, StateT]:
         proposal, state = self.inner.propose(params.inner, state, context)
         assert proposal.chance is not None  # `estimates`
         parent = proposal.parent

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Generic, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.checks import settle
-from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
+from specjax.contract import Context, Loaded, Proposer, Rule
 from specjax.proposers.shapes import Shape
 from specjax.types import ABSENT, Block, Proposal
 
+_FirstParamsT = TypeVar("_FirstParamsT")
+_SecondParamsT = TypeVar("_SecondParamsT")
+_FirstT = TypeVar("_FirstT")
+_SecondT = TypeVar("_SecondT")
+
 
 @dataclasses.dataclass(frozen=True)
-class FirstOf(Proposer):
+class FirstOf(
+    Proposer[tuple[_FirstParamsT, _SecondParamsT], tuple[_FirstT, _SecondT]],
+    Generic[_FirstParamsT, _SecondParamsT, _FirstT, _SecondT],
+):
     """Takes for each row the proposal of `first` if it has a draft, else that of `second`.
 
     An example is prompt lookup for rows that repeat themselves, and a draft model for the others.
@@ -25,8 +34,8 @@ class FirstOf(Proposer):
     logits that put all mass on one token.
     """
 
-    first: Proposer
-    second: Proposer
+    first: Proposer[_FirstParamsT, _FirstT]
+    second: Proposer[_SecondParamsT, _SecondT]
 
     def __post_init__(self) -> None:
         for part in (self.first, self.second):
@@ -76,48 +85,55 @@ class FirstOf(Proposer):
                     "with sampled drafts; use the rule match, or two proposers that both sample"
                 )
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> tuple[Arrays, ...]:
-        return tuple(
-            part.bind(target, draft if part.asks_draft else None)
-            for part in (self.first, self.second)
+    def bind(self, target: Loaded, draft: Loaded | None) -> tuple[_FirstParamsT, _SecondParamsT]:
+        return (
+            self.first.bind(target, draft if self.first.asks_draft else None),
+            self.second.bind(target, draft if self.second.asks_draft else None),
         )
 
     def init(
-        self, params: tuple[Arrays, ...], prompt: Block, capacity: int
-    ) -> tuple[Arrays, Arrays]:
+        self, params: tuple[_FirstParamsT, _SecondParamsT], prompt: Block, capacity: int
+    ) -> tuple[_FirstT, _SecondT]:
         return self.first.init(params[0], prompt, capacity), self.second.init(
             params[1], prompt, capacity
         )
 
     def read(
-        self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], block: Block
-    ) -> tuple[Arrays, Arrays]:
+        self,
+        params: tuple[_FirstParamsT, _SecondParamsT],
+        state: tuple[_FirstT, _SecondT],
+        block: Block,
+    ) -> tuple[_FirstT, _SecondT]:
         return self.first.read(params[0], state[0], block), self.second.read(
             params[1], state[1], block
         )
 
     def truncate(
-        self, state: tuple[Arrays, Arrays], count: Array, last: Array | None
-    ) -> tuple[Arrays, Arrays] | None:
-        cut = (
-            self.first.truncate(state[0], count, last if self.first.taps else None),
-            self.second.truncate(state[1], count, last if self.second.taps else None),
-        )
-        return None if cut[0] is None or cut[1] is None else cut
+        self, state: tuple[_FirstT, _SecondT], count: Array, last: Array | None
+    ) -> tuple[_FirstT, _SecondT] | None:
+        one = self.first.truncate(state[0], count, last if self.first.taps else None)
+        two = self.second.truncate(state[1], count, last if self.second.taps else None)
+        return None if one is None or two is None else (one, two)
 
-    def adapt(self, state: tuple[Arrays, Arrays], adapter: Array) -> tuple[Arrays, Arrays]:
+    def adapt(self, state: tuple[_FirstT, _SecondT], adapter: Array) -> tuple[_FirstT, _SecondT]:
         return self.first.adapt(state[0], adapter), self.second.adapt(state[1], adapter)
 
     def observe(
-        self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], block: Block
-    ) -> tuple[Arrays, Arrays]:
+        self,
+        params: tuple[_FirstParamsT, _SecondParamsT],
+        state: tuple[_FirstT, _SecondT],
+        block: Block,
+    ) -> tuple[_FirstT, _SecondT]:
         return self.first.observe(params[0], state[0], block), self.second.observe(
             params[1], state[1], block
         )
 
     def propose(
-        self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], context: Context
-    ) -> tuple[Proposal, tuple[Arrays, Arrays]]:
+        self,
+        params: tuple[_FirstParamsT, _SecondParamsT],
+        state: tuple[_FirstT, _SecondT],
+        context: Context,
+    ) -> tuple[Proposal, tuple[_FirstT, _SecondT]]:
         one, state_one = self.first.propose(params[0], state[0], context)
         two, state_two = self.second.propose(params[1], state[1], context)
         if one.point_mass and two.logits is not None:

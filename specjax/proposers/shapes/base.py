@@ -3,51 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Generic
 
 from jax import Array
 
 from specjax._internal.checks import typed
-from specjax.contract import Arrays, BlockSource, Loaded, Lookahead, Proposer, Source
+from specjax.contract import (
+    BlockSource,
+    Loaded,
+    Lookahead,
+    MemoryT,
+    ParamsT,
+    Proposer,
+    ReadingT,
+    Source,
+    StateT,
+)
 from specjax.types import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class _OverSource(Proposer):
+class _OverSource(Proposer[ParamsT, StateT], Generic[ParamsT, StateT, ReadingT, MemoryT]):
     """Calls a source.  Parameters and state are those of the source."""
 
-    source: Source | BlockSource
+    source: Source[ParamsT, StateT, ReadingT] | BlockSource[ParamsT, StateT, ReadingT, MemoryT]
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> ParamsT:
         return self.source.bind(target, draft)
 
-    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def read(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         return self.source.read(params, state, block)
 
-    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+    def truncate(self, state: StateT, count: Array, last: Array | None) -> StateT | None:
         return self.source.truncate(state, count, last)
 
-    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+    def adapt(self, state: StateT, adapter: Array) -> StateT:
         return self.source.adapt(state, adapter)
 
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+    def observe(self, params: ParamsT, state: StateT, block: Block) -> StateT:
         return self.source.observe(params, state, block)
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockShape(_OverSource):
+class BlockShape(_OverSource[ParamsT, StateT, ReadingT, MemoryT]):
     """Arranges the drafts of a source that predicts several tokens in one pass."""
 
-    source: BlockSource
+    source: BlockSource[ParamsT, StateT, ReadingT, MemoryT]
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+    def init(self, params: ParamsT, prompt: Block, capacity: int) -> StateT:
         return self.source.init(params, prompt, capacity)
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape(_OverSource):
+class Shape(_OverSource[ParamsT, StateT, ReadingT, None]):
     """Arranges the drafts of a source that predicts one token after another."""
 
-    source: Source
+    source: Source[ParamsT, StateT, ReadingT]
     _lookahead: Lookahead = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,13 +87,13 @@ class Shape(_OverSource):
         )
         object.__setattr__(self, "_lookahead", Lookahead(max_depth, staged, self.is_chain))
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+    def init(self, params: ParamsT, prompt: Block, capacity: int) -> StateT:
         return self.source.init(params, prompt, capacity, self._lookahead)
 
-    def rest(self, state: Arrays) -> Arrays:
+    def rest(self, state: StateT) -> StateT:
         return self.source.rest(state)
 
     def resume(
-        self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
-    ) -> Arrays:
+        self, params: ParamsT, state: StateT, text: Array, length: Array, wanted: Array
+    ) -> StateT:
         return self.source.resume(params, state, text, length, wanted)

@@ -11,14 +11,14 @@ from jax import Array
 
 from specjax import sampling
 from specjax._internal.checks import within
-from specjax.contract import Arrays, Context
+from specjax.contract import Context, MemoryT, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import BlockShape
 from specjax.proposers.shapes.choice_tree import check_block_source
 from specjax.types import ABSENT, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class BestFirst(BlockShape):
+class BestFirst(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
     """Proposes the `num_nodes` paths of greatest value, a product of probabilities.
 
     Parents are traced: every row and step has a tree of its own, in one compiled program.
@@ -83,7 +83,7 @@ class BestFirst(BlockShape):
             expanded = min(kept, limit)
         return levels
 
-    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+    def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:
         source, rows, width = self.source, len(context.pending), self.width
         marginals, known, reading = source.marginals(params, state, context)
         zero = jnp.zeros((rows, 1), jnp.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,13 @@ from jax import Array
 from specjax import sampling, tree
 from specjax._internal.checks import counts, number, shown, within
 from specjax._internal.prefix_sums import leading
-from specjax.contract import Arrays, Context
+from specjax.contract import Context, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import Shape
 from specjax.types import ABSENT, Proposal
+
+_Carry: TypeAlias = tuple[Array, ReadingT, Array, Array, Array, Array, Array | None]
+"""The number of the draft, the reading, the last token, all tokens, whether each is present,
+whether each row goes on, and the logits that the tokens were drawn from."""
 
 
 def check_num_drafts(num_drafts: int) -> None:
@@ -24,7 +28,7 @@ def check_num_drafts(num_drafts: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain(Shape):
+class Chain(Shape[ParamsT, StateT, ReadingT]):
     """Drafts a chain of `num_drafts` (gamma) tokens, each from one pass of the source.
 
     With a `confidence_threshold` in (0, 1], a chain ends after the first token whose probability
@@ -53,7 +57,7 @@ class Chain(Shape):
             )
         self.arrange(self.num_drafts + 1, self.num_drafts, self.num_drafts + 1)
 
-    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+    def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:
         if context.depth is not None:
             return self._up_to(context.depth, params, state, context)
         state, reading, logits = self.source.begin(params, state, context)
@@ -72,10 +76,10 @@ class Chain(Shape):
             sure = jnp.take_along_axis(jax.nn.softmax(logits), tokens[-1][:, None], axis=1)[:, 0]
             going.append(going[-1] & (sure >= self.confidence_threshold))
 
-            def stay(reading: Arrays, token: Array, last: Array) -> tuple[Arrays, Array]:
+            def stay(reading: ReadingT, token: Array, last: Array) -> tuple[ReadingT, Array]:
                 return reading, last
 
-            def extend(reading: Arrays, token: Array, last: Array) -> tuple[Arrays, Array]:
+            def extend(reading: ReadingT, token: Array, last: Array) -> tuple[ReadingT, Array]:
                 return self.source.extend(params, reading, token)
 
             # Skip the source's pass once every row has stopped.
@@ -97,8 +101,8 @@ class Chain(Shape):
         return proposal, self.source.end(params, state, reading, proposal)
 
     def _up_to(
-        self, depth: Array, params: Arrays, state: Arrays, context: Context
-    ) -> tuple[Proposal, Arrays]:
+        self, depth: Array, params: ParamsT, state: StateT, context: Context
+    ) -> tuple[Proposal, StateT]:
         """Runs `propose` with drafts of at most this depth, in a loop that takes no more passes."""
         state, reading, logits = self.source.begin(params, state, context)
         index = jnp.arange(self.num_nodes)
@@ -116,7 +120,7 @@ class Chain(Shape):
             sure = jnp.take_along_axis(jax.nn.softmax(logits), token[:, None], axis=1)[:, 0]
             return going & (sure >= self.confidence_threshold)
 
-        def turn(carry: Any) -> Any:
+        def turn(carry: _Carry[ReadingT]) -> _Carry[ReadingT]:
             at, reading, token, tokens, present, going, drawn = carry
             reading, logits = self.source.extend(params, reading, token)
             tokens, token, warped = draw(logits, tokens, at)
@@ -132,7 +136,7 @@ class Chain(Shape):
         if context.wants_logits:
             drawn = jnp.zeros((*tokens.shape, logits.shape[-1]), jnp.float32).at[:, 0].set(warped)
         going = goes_on(jnp.ones(len(tokens), bool), logits, token)
-        carry: Any = (first + 1, reading, token, tokens, present, going, drawn)
+        carry: _Carry[ReadingT] = (first + 1, reading, token, tokens, present, going, drawn)
         carry = jax.lax.while_loop(lambda carry: (carry[0] < depth) & carry[5].any(), turn, carry)
         _, reading, _, tokens, present, _, drawn = carry
         known = self.source.known(params, reading, tokens)

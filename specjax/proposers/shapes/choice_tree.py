@@ -11,14 +11,14 @@ from jax import Array
 
 from specjax import sampling, tree
 from specjax._internal.checks import typed
-from specjax.contract import Arrays, BlockSource, Context
+from specjax.contract import BlockSource, Context, MemoryT, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import BlockShape
 from specjax.proposers.shapes.choices import Choices
 from specjax.types import ABSENT, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class ChoiceTree(BlockShape):
+class ChoiceTree(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
     """A tree of choices: (i, j) is the j-th best draft at depth 2, below the i-th best at depth 1.
 
     All nodes of a depth share a distribution, since the source predicts all depths in one pass,
@@ -65,7 +65,7 @@ class ChoiceTree(BlockShape):
             taps=self.source.taps,
         )
 
-    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+    def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:
         logits, known, reading = self.source.marginals(params, state, context)
         if self.source.corrects:
             proposal = self._corrected(params, reading, known, context)
@@ -97,7 +97,7 @@ class ChoiceTree(BlockShape):
         return Proposal(tokens, jnp.where(known[:, None], parent, ABSENT), drawn_from)
 
     def _corrected(
-        self, params: Arrays, reading: Arrays, known: Array, context: Context
+        self, params: ParamsT, reading: ReadingT, known: Array, context: Context
     ) -> Proposal:
         """Drafts one depth after the other, each corrected for the drafts above it."""
         parent, depth = self._tree

@@ -10,13 +10,13 @@ from jax import Array
 
 from specjax import sampling, tree
 from specjax._internal.checks import counts, within
-from specjax.contract import Arrays, Context
+from specjax.contract import Context, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import Shape
 from specjax.types import ABSENT, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class DynamicTree(Shape):
+class DynamicTree(Shape[ParamsT, StateT, ReadingT]):
     """Expands the `width` most probable nodes of each level by `width` children each.
 
     A node's value is the product of the source's probabilities on its path, and the `num_nodes`
@@ -57,7 +57,7 @@ class DynamicTree(Shape):
             self.num_nodes, self.depth, max(1 + (self.depth - 1) * self.width, self.num_nodes)
         )
 
-    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+    def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:
         rows, width = len(context.pending), self.width
         state, reading, logits = self.source.begin(params, state, context)
         logits, root = logits[:, None], jnp.zeros((rows, 1), jnp.int32)

@@ -12,13 +12,13 @@ import numpy as np
 
 from specjax import sampling, tree
 from specjax._internal.checks import counts, items, shown
-from specjax.contract import Arrays, Context
+from specjax.contract import Context, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import Shape
 from specjax.types import Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class StaticTree(Shape):
+class StaticTree(Shape[ParamsT, StateT, ReadingT]):
     """A tree in which every node of level l has `branching[l]` children.
 
     For example (3, 2, 1) makes levels of 3, 6 and 6 nodes.
@@ -82,7 +82,7 @@ class StaticTree(Shape):
     def _widths(self) -> list[int]:
         return [math.prod(self.branching[:level]) for level in range(len(self.branching) + 1)]
 
-    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+    def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:
         rows, parent = len(context.pending), jnp.array(self.parent)
         depth, mask = tree.depth(parent), tree.ancestor_mask(parent)
         state, reading, logits = self.source.begin(params, state, context)

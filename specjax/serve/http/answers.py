@@ -7,19 +7,19 @@ import itertools
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from specjax.serve.handle import Guess, Increment, Served
 from specjax.serve.http.requests import Asked
 from specjax.text import Words
+from specjax.types import Json
 
 _REASONS = {"eos": "stop", "stop": "stop", "limit": "length", "cancelled": "abort"}
 _LORAX_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "limit": "length"}
 
 
-def speculation(served: Sequence[Served], most: int) -> dict[str, Any]:
+def speculation(served: Sequence[Served], most: int) -> dict[str, Json]:
     """Figures of a request, under the names that vLLM gives them.
 
     Args:
@@ -43,7 +43,7 @@ def speculation(served: Sequence[Served], most: int) -> dict[str, Any]:
     }
 
 
-def usage(prompt: int, completion: int, copied: int) -> dict[str, Any]:
+def usage(prompt: int, completion: int, copied: int) -> dict[str, Json]:
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -52,7 +52,7 @@ def usage(prompt: int, completion: int, copied: int) -> dict[str, Any]:
     }
 
 
-def usage_of(served: Sequence[Served], n: int) -> dict[str, Any]:
+def usage_of(served: Sequence[Served], n: int) -> dict[str, Json]:
     """Of all texts of a request; a prompt counts once, although `n` texts begin with it."""
     prompts = served[::n]
     return usage(
@@ -84,11 +84,11 @@ class Writer:
         name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         return cls(words, asked, chat, most, guesses, name, int(time.time()))
 
-    def whole(self, served: Sequence[Served]) -> dict[str, Any]:
+    def whole(self, served: Sequence[Served]) -> dict[str, Json]:
         """The answer of a request that does not stream."""
         choices = []
         for index, one in enumerate(served):
-            choice: dict[str, Any] = {"index": index, "finish_reason": _REASONS[one.finish]}
+            choice: dict[str, Json] = {"index": index, "finish_reason": _REASONS[one.finish]}
             if self.chat:
                 choice["message"] = {"role": "assistant", "content": one.text}
             else:
@@ -106,16 +106,16 @@ class Writer:
             **self.figures(served),
         }
 
-    def first(self, index: int) -> dict[str, Any] | None:
+    def first(self, index: int) -> dict[str, Json] | None:
         """The chunk that opens a text; None if there is none."""
         if not self.chat:
             return None
         delta = {"role": "assistant", "content": ""}
         return self._chunk({"index": index, "delta": delta, "finish_reason": None})
 
-    def increment(self, index: int, new: Increment) -> dict[str, Any]:
+    def increment(self, index: int, new: Increment) -> dict[str, Json]:
         """A chunk with new text."""
-        choice: dict[str, Any] = {"index": index, "finish_reason": None}
+        choice: dict[str, Json] = {"index": index, "finish_reason": None}
         if self.chat:
             choice["delta"] = {"content": new.text}
         else:
@@ -127,31 +127,31 @@ class Writer:
             choice["token_ids"], choice["pieces"] = new.tokens, new.pieces
         return self._chunk(choice)
 
-    def last(self, index: int, served: Served) -> dict[str, Any]:
+    def last(self, index: int, served: Served) -> dict[str, Json]:
         """The chunk that ends a text."""
-        choice: dict[str, Any] = {"index": index, "finish_reason": _REASONS[served.finish]}
+        choice: dict[str, Json] = {"index": index, "finish_reason": _REASONS[served.finish]}
         choice |= {"delta": {}} if self.chat else {"text": ""}
         return self._chunk(choice)
 
-    def end(self, served: Sequence[Served]) -> dict[str, Any]:
+    def end(self, served: Sequence[Served]) -> dict[str, Json]:
         """The chunk after all texts, with what they cost."""
         usage = {"usage": usage_of(served, self.asked.n)}
         return {**self._chunk(None), **self.figures(served), **usage}
 
-    def figures(self, served: Sequence[Served]) -> dict[str, Any]:
+    def figures(self, served: Sequence[Served]) -> dict[str, Json]:
         """How the texts were drafted, and the seed."""
         drafted = speculation(served, self.most)
         return {"metrics": {"speculative_decoding": drafted, "seed": self.asked.seed}}
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str) -> dict[str, Json]:
         head = {"id": self.id, "object": kind, "created": self.created}
         return {**head, "model": self.asked.model}
 
-    def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
+    def _chunk(self, choice: dict[str, Json] | None) -> dict[str, Json]:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {**self._head(kind), "choices": [] if choice is None else [choice]}
 
-    def _logprobs(self, made: Increment | Served, offset: int) -> dict[str, Any] | None:
+    def _logprobs(self, made: Increment | Served, offset: int) -> dict[str, Json] | None:
         """The log-probabilities of tokens of which the first begins at a character of the text."""
         if made.logprobs is None:
             return None
@@ -179,7 +179,7 @@ class Writer:
         ]
         return {"content": content, "refusal": None}
 
-    def _entry(self, token: int, word: str, logprob: float) -> dict[str, Any]:
+    def _entry(self, token: int, word: str, logprob: float) -> dict[str, Json]:
         written = self.words.bytes_of(token)
         return {
             "token": word, "logprob": logprob, "bytes": None if written is None else list(written)
@@ -200,9 +200,9 @@ def texts_of(words: Words, made: Increment | Served) -> list[str]:
 
 def lorax_whole(
     words: Words, served: Served, prompt: str | None, seed: int, details: bool
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """LoRAX's answer; `prompt` is put before the text if it is not None."""
-    answer: dict[str, Any] = {"generated_text": (prompt or "") + served.text}
+    answer: dict[str, Json] = {"generated_text": (prompt or "") + served.text}
     if details:
         answer["details"] = {
             **_lorax_details(served, seed),
@@ -213,7 +213,7 @@ def lorax_whole(
     return answer
 
 
-def lorax_tokens(words: Words, made: Increment | Served) -> list[dict[str, Any]]:
+def lorax_tokens(words: Words, made: Increment | Served) -> list[dict[str, Json]]:
     """A token is `skipped` if it was an accepted draft, so that it needed no pass of its own."""
     raw = [None] * len(made.tokens) if made.logprobs is None else map(float, made.logprobs.raw)
     return [
@@ -230,13 +230,13 @@ def lorax_tokens(words: Words, made: Increment | Served) -> list[dict[str, Any]]
     ]
 
 
-def lorax_end(served: Served, prompt: str | None, seed: int) -> dict[str, Any]:
+def lorax_end(served: Served, prompt: str | None, seed: int) -> dict[str, Json]:
     """The last two fields of a stream."""
     text = (prompt or "") + served.text
     return {"generated_text": text, "details": _lorax_details(served, seed)}
 
 
-def _lorax_details(served: Served, seed: int) -> dict[str, Any]:
+def _lorax_details(served: Served, seed: int) -> dict[str, Json]:
     return {
         "finish_reason": _LORAX_REASONS.get(served.finish, "length"),
         "prompt_tokens": served.prompt,
@@ -245,5 +245,5 @@ def _lorax_details(served: Served, seed: int) -> dict[str, Any]:
     }
 
 
-def _guess(guess: Guess) -> list[Any]:
+def _guess(guess: Guess) -> list[Json]:
     return [guess.depth, guess.drafter, guess.offered]

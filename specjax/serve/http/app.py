@@ -9,7 +9,7 @@ import hmac
 import json
 import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from sse_starlette.sse import EventSourceResponse
@@ -25,6 +25,7 @@ from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
 from specjax.serve.http.problems import Problem, in_words_of, parse
 from specjax.text import Words
+from specjax.types import Json
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _T = TypeVar("_T")
@@ -186,7 +187,7 @@ class Service:
 
     async def _chunks(
         self, writer: answers.Writer, handles: list[Handle], body: Sampled
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncIterator[dict[str, Json]]:
         """The chunks of a stream."""
         options = body.stream_options
         for index in range(len(handles)):
@@ -216,7 +217,7 @@ class Service:
             yield writer.end(served)
 
     def _stream(
-        self, chunks: AsyncIterator[dict[str, Any]], handles: list[Handle], lorax: bool
+        self, chunks: AsyncIterator[dict[str, Json]], handles: list[Handle], lorax: bool
     ) -> Response:
         async def events() -> AsyncIterator[dict[str, str]]:
             with following.cancelling(handles):
@@ -272,9 +273,9 @@ class Service:
 
     async def _lorax_chunks(
         self, asked: requests.Asked, handles: list[Handle], prompt: str | None
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncIterator[dict[str, Json]]:
         """One event for each token; the last one has the whole text, too."""
-        held: dict[str, Any] | None = None
+        held: dict[str, Json] | None = None
         async for new in handles[0]:
             for token in answers.lorax_tokens(self.words, new):
                 if held is not None:

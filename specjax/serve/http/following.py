@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -16,7 +16,7 @@ from specjax.serve.handle import Handle, Increment, Served
 _T = TypeVar("_T")
 
 
-async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+async def in_thread(function: Callable[..., _T], *arguments: object) -> _T:
     """The result of a function that would stop the event loop, such as reading a long prompt."""
     return await anyio.to_thread.run_sync(functools.partial(function, *arguments))
 

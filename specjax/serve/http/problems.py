@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
@@ -23,6 +23,7 @@ from specjax.serve.http.fields import (
     StreamOptions,
     Tokenize,
 )
+from specjax.types import Json
 
 _BodyT = TypeVar("_BodyT", bound=Body)
 
@@ -83,7 +84,7 @@ class Problem(Exception):
             return cls(501, str(error))
         return cls(400, str(error))
 
-    def body(self, lorax: bool) -> dict[str, Any]:
+    def body(self, lorax: bool) -> dict[str, Json]:
         """As LoRAX's clients read it, or as those of OpenAI do."""
         if lorax:
             return {"error": self.message, "error_type": _LORAX_TYPES.get(self.status, "")}
