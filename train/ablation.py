@@ -1,6 +1,6 @@
-"""`python -m train.ablation`: the job that `specjax train ablation` runs, too."""
+"""`python -m train.ablation`: what `specjax train ablation` runs in a checkout, too."""
 
-from specjax.training.jobs.ablation import main
+from experiments.ablation import main
 from specjax.training.options import run
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ JOBS = {
     "teacher": "specjax.training.jobs.teacher",
     "evaluate": "specjax.training.jobs.evaluate",
     "export": "specjax.training.jobs.export",
-    "ablation": "specjax.training.jobs.ablation",
+    "ablation": "experiments.ablation",
     "prompts": "specjax.training.jobs.prompts",
 }
 """The module of each job, with `main(argv)`, which is imported when the job runs."""
@@ -36,6 +36,11 @@ def run(arguments: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "specjax":
             raise
+        if error.name.partition(".")[0] == "experiments":
+            raise ImportError(
+                f"specjax train {arguments.job} needs a checkout of specjax: clone its repository, "
+                f"and run python -m train.{arguments.job} there"
+            ) from None
         raise ImportError(f"{error.name} is not installed: {install('train')}") from None
     # The usage and the error messages of the job begin with this name.
     sys.argv[0] = f"specjax train {arguments.job}"
