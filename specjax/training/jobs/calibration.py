@@ -14,16 +14,18 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specjax.files import read_json
 from specjax.parallel import leader
-from specjax.training.jobs.distill_job import Distill
 from specjax.training.jobs.distill_options import AUTO, DistillOptions, annealing
 from specjax.training.loop import fit
 from specjax.training.mesh import together
 from specjax.training.options import flag
 from specjax.training.record import write
+
+if TYPE_CHECKING:
+    from specjax.training.jobs.distill import Distill
 
 FILE = "auto.json"
 
