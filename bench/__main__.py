@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
-import math
 import pathlib
-import tempfile
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,17 +17,19 @@ from bench.command import Report, run
 from bench.contestants import INT8_TARGET, Contestant, Imposition, ours, theirs
 from bench.drawing import draw
 from bench.imposed import coins
-from bench.peers.engines import ENGINES, Engine, Setting, interpreter
+from bench.options import BenchOptions, ReportOptions
+from bench.peers.engines import Engine, Setting, interpreter
 from bench.report import floor_seconds, rows_of, table
 from bench.timing import alternate
-from bench.weights import SIZES, Pair, from_folders, random_folders, random_on_device
+from bench.weights import Pair, from_folders, random_folders, random_on_device
 from specjax import LanguageModel
 from specjax.measure import describe
+from specjax.options.command import parse
 from specjax.plot import new_figure
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parser().parse_args(argv)
+    arguments = parse(BenchOptions, argv, __doc__, "python -m bench")
     check(arguments)
     if arguments.plot:
         new_figure()  # fails before the measurement, not after it, if matplotlib is missing
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
             "prompt_length": length,
             "vocab_size": vocab_size,
         }
-        reports.append(measure(argparse.Namespace(**setting)))
+        reports.append(measure(ReportOptions(**setting)))
         print(table(reports[-1]) + "\n", flush=True)
         if arguments.json:  # after each report: the next one may fail
             pathlib.Path(arguments.json).write_text(json.dumps(reports, indent=1))
@@ -51,11 +51,11 @@ def main(argv: list[str] | None = None) -> None:
             draw(reports).savefig(arguments.plot)
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check(arguments: BenchOptions) -> None:
     """Raises ValueError for a number that is out of range."""
     for name in ("vocab_size", "num_drafts", "batch", "prompt_length", "new_tokens", "rounds"):
         given = getattr(arguments, name)
-        if given is not None and np.min(given) < 1:
+        if given != () and np.min(given) < 1:
             raise ValueError(
                 f"--{name.replace('_', '-')} is {np.min(given)}; it must be at least 1"
             )
@@ -66,94 +66,7 @@ def check(arguments: argparse.Namespace) -> None:
         )
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    made.add_argument(
-        "--size", choices=sorted(SIZES), help="use random weights of this many parameters"
-    )
-    made.add_argument("--target", help="folder of a target; default: the shipped pair")
-    made.add_argument("--draft", help="folder of the draft")
-    made.add_argument(
-        "--vocab-size",
-        type=int,
-        nargs="+",
-        default=[32000],
-        help="vocabulary sizes of random weights",
-    )
-    made.add_argument(
-        "--dtype", default="float32", help="float32 or bfloat16, for weights and KV cache"
-    )
-    made.add_argument(
-        "--num-drafts", type=int, nargs="+", default=[1, 2, 4, 6, 8], help="numbers of drafts"
-    )
-    made.add_argument(
-        "--batch", type=int, nargs="+", default=[1], help="numbers of prompts decoded together"
-    )
-    made.add_argument(
-        "--prompt-file",
-        help="real prompts, as for specjax bench; default: random, or those of the shipped pair",
-    )
-    made.add_argument(
-        "--limit-prompts", type=int, default=0, help="use only this many real prompts; 0 uses all"
-    )
-    made.add_argument(
-        "--prompt-length",
-        type=int,
-        nargs="+",
-        help="how many of a prompt's last tokens to use; default: 32 if random, 96 if real",
-    )
-    made.add_argument("--new-tokens", type=int, default=64)
-    made.add_argument(
-        "--synthetic-acceptance", type=float, help="impose this probability that a draft is right"
-    )
-    made.add_argument(
-        "--proposers",
-        nargs="+",
-        choices=("draft", "ngram"),
-        default=["draft", "ngram"],
-        help="proposers of specjax",
-    )
-    made.add_argument(
-        "--int8",
-        action="store_true",
-        help="also measure int8: target, draft, and the target as its own draft",
-    )
-    made.add_argument(
-        "--peers", nargs="*", choices=("plain", "draft", "ngram", "loop"),
-        default=["plain", "draft", "ngram"],
-        help="what transformers runs, if anything; loop is a compiled PyTorch loop",
-    )  # fmt: skip
-    made.add_argument(
-        "--compiled", action="store_true", help="also run transformers plain under torch.compile"
-    )
-    made.add_argument(
-        "--engines",
-        nargs="*",
-        choices=tuple(ENGINES),
-        default=[],
-        help="engines of the extra [peers] that run what --peers names, in a process each",
-    )
-    made.add_argument(
-        "--engine-python",
-        help="interpreter of the environment that has the engines; default: this one",
-    )  # fmt: skip
-    made.add_argument("--rounds", type=int, default=5)
-    made.add_argument(
-        "--seconds",
-        type=float,
-        default=math.inf,
-        help="leave out contestants that do not fit in this time",
-    )
-    made.add_argument(
-        "--weights", default=str(pathlib.Path(tempfile.gettempdir()) / "specjax-bench"),
-        help="folder for random weights; `device` draws them on the device and writes no file",
-    )  # fmt: skip
-    made.add_argument("--json", help="write the list of reports to this file")
-    made.add_argument("--plot", help="draw speed and speed-up against the number of drafts")
-    return made
-
-
-def measure(arguments: argparse.Namespace) -> Report:
+def measure(arguments: ReportOptions) -> Report:
     """The report for one batch size, one prompt length and one vocabulary size."""
     began, top = time.perf_counter(), machine.ceilings()
     names = ("size", "vocab_size", "dtype", "weights", "target", "draft")
@@ -163,7 +76,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         None if arguments.size or arguments.target else prompts.SHIPPED
     )
     length, limit = arguments.prompt_length, arguments.limit_prompts
-    batches = prompts.batches(target, path and pathlib.Path(path), arguments.batch, length, limit)
+    batches = prompts.batches(
+        target, pathlib.Path(path) if path else None, arguments.batch, length, limit
+    )
 
     new, width = arguments.new_tokens, max(arguments.num_drafts) + 1
     script = None
@@ -207,7 +122,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _our_entries(
-    pair: Pair, arguments: argparse.Namespace, script: Imposition | None
+    pair: Pair, arguments: ReportOptions, script: Imposition | None
 ) -> list[Contestant]:
     target, draft = pair.target, pair.draft if "draft" in arguments.proposers else None
     entries = [ours(target, None, "plain")]
@@ -225,7 +140,7 @@ def _our_entries(
 
 
 def _their_entries(
-    pair: Pair, arguments: argparse.Namespace, script: Imposition | None
+    pair: Pair, arguments: ReportOptions, script: Imposition | None
 ) -> list[Contestant]:
     peers = arguments.peers
     entries: list[Contestant] = []
@@ -249,9 +164,7 @@ def _their_entries(
     return entries
 
 
-def _start_engines(
-    pair: Pair, arguments: argparse.Namespace, script: Imposition | None
-) -> list[Engine]:
+def _start_engines(pair: Pair, arguments: ReportOptions, script: Imposition | None) -> list[Engine]:
     """Each engine in the measured precision and, with --int8, in int8."""
     if not arguments.engines:
         return []
@@ -275,7 +188,7 @@ def _start_engines(
 def _in_int8(
     target: LanguageModel,
     draft: LanguageModel | None,
-    lookaheads: list[int],
+    lookaheads: Sequence[int],
     script: Imposition | None,
 ) -> list[Contestant]:
     """In int8: the target, whose text differs; the draft; and the target as its own draft."""

@@ -20,7 +20,7 @@ fixed option of each part of the text, over the best single one.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -35,6 +35,8 @@ from tqdm import tqdm
 from bench.adaptive_model import ALONE, BOTH, Coins, Costs, Section, decode, fixed
 from bench.command import Report, run
 from specjax.drafters import PRIOR
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.plot import new_figure
 from specjax.proposers import Adaptive
 from specjax.tuning import Learned
@@ -108,26 +110,26 @@ def over_seeds(cells: Sequence[Report]) -> Report:
     return first
 
 
+@dataclasses.dataclass(frozen=True)
+class AdaptiveOptions(fields.Options):
+    """The options of `python -m bench.adaptive`."""
+
+    batch: tuple[int, ...] = fields.option((1, 4, 16), "rows")
+    alpha: tuple[float, ...] = fields.option((0.1, 0.3, 0.5, 0.7, 0.85, 0.95), "acceptance rates")
+    draft_cost: tuple[float, ...] = fields.option(
+        (0.02, 0.05, 0.1, 0.3), "passes of the target that a draft takes"
+    )
+    token: float = fields.option(
+        0.01, "passes of the target that another token of a row adds to a pass"
+    )
+    new_tokens: int = fields.option(512, "tokens of a text")
+    seed: tuple[int, ...] = fields.option((0,), "means over these")
+    json: str | None = fields.option(None, "write the cells to this file")
+    plot: str | None = fields.option(None, "draw the regret to this file")
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.adaptive", description=__doc__)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16], help="rows")
-    parser.add_argument(
-        "--alpha", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.85, 0.95],
-        help="acceptance rates",
-    )  # fmt: skip
-    parser.add_argument(
-        "--draft-cost", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.3],
-        help="passes of the target that a draft takes",
-    )  # fmt: skip
-    parser.add_argument(
-        "--token", type=float, default=0.01,
-        help="passes of the target that another token of a row adds to a pass",
-    )  # fmt: skip
-    parser.add_argument("--new-tokens", type=int, default=512, help="tokens of a text")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="means over these")
-    parser.add_argument("--json", help="write the cells to this file")
-    parser.add_argument("--plot", help="draw the regret to this file")
-    arguments = parser.parse_args(argv)
+    arguments = parse(AdaptiveOptions, argv, __doc__, "python -m bench.adaptive")
     for name, values in (("--alpha", arguments.alpha), ("--draft-cost", arguments.draft_cost)):
         if not all(0 <= value <= 1 for value in values):
             raise ValueError(f"{name} {' '.join(map(str, values))}; each must be in [0, 1]")

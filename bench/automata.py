@@ -8,7 +8,6 @@ random texts.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -27,6 +26,8 @@ from bench.constraints import SCHEMA
 from specjax._internal.bit_masks import words_of
 from specjax.constraints import Constraint, automaton_of, matchers_of
 from specjax.measure import describe
+from specjax.options import fields
+from specjax.options.command import parse
 
 _LONGEST = 16  # letters of a joined token
 _TEXTS, _TOKENS = 8, 64  # of random texts
@@ -136,16 +137,15 @@ def walked(target: Any, grammar: Constraint) -> str:
     return f"{seconds:.2f} s, {np.median(masks):.2f} ms, {max(masks):.2f} ms"
 
 
+@dataclasses.dataclass(frozen=True)
+class AutomataOptions(fields.Options):
+    """The options of `python -m bench.automata`."""
+
+    sizes: tuple[int, ...] = fields.option((4096, 32_000, 152_000), "vocabulary sizes")
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.automata",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[4096, 32_000, 152_000], help="vocabulary sizes"
-    )
-    sizes = parser.parse_args(argv).sizes
+    sizes = parse(AutomataOptions, argv, __doc__, "python -m bench.automata").sizes
     shipped = specjax.load(
         pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycode" / "target"
     )

@@ -7,13 +7,15 @@ other processes disturbed are dropped.  The intervals are 95 % intervals over th
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 
 import specjax
 from bench.command import run
 from bench.report import ratio
 from specjax.contract import Proposer
 from specjax.measure import Sample, Timed, describe, show, take_turns
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.proposers import FirstOf, Forced, NGram
 
 LINES = (
@@ -71,7 +73,7 @@ class Writer(Timed):
 
 
 def rows(
-    target: specjax.LanguageModel, constraint: specjax.JSONSchema, asked: argparse.Namespace
+    target: specjax.LanguageModel, constraint: specjax.JSONSchema, asked: ConstraintsOptions
 ) -> list[str]:
     """Lines of the table: the medians, their ratios to plain decoding, and what was written."""
     forced = Forced(asked.num_drafts)
@@ -97,14 +99,19 @@ def rows(
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@dataclasses.dataclass(frozen=True)
+class ConstraintsOptions(fields.Options):
+    """The options of `python -m bench.constraints`."""
+
+    rounds: int = fields.option(15, "measured turns")
+    num_drafts: int = fields.option(4, "draft tokens per step")
+    whitespace: tuple[str, ...] = fields.option(
+        ("", "[ ]?"), "white space between the tokens of JSON, as expressions"
     )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--num-drafts", type=int, default=4)
-    parser.add_argument("--whitespace", nargs="+", default=["", "[ ]?"])
-    asked = parser.parse_args()
+
+
+def main() -> None:
+    asked = parse(ConstraintsOptions, None, __doc__, "python -m bench.constraints")
     target = specjax.load(specjax.shipped("pycode/target"))
     head = describe()
     print(f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {asked.rounds} rounds\n")

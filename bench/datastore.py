@@ -6,12 +6,13 @@ Every row is measured with the target: `specjax.generate` with the rule `match`.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import functools
 import json
 import pathlib
 import sysconfig
 import time
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,16 @@ from bench.command import Report, run
 from bench.prompts import SHIPPED
 from bench.suffix_tree import INSTALL, Peer, Setting
 from specjax.contract import Proposer
-from specjax.flags import say
 from specjax.generation import encode_file
 from specjax.methods import DEPTH, DatastoreParams, look_up, predict_size
+from specjax.options import fields
+from specjax.options.command import parse
+from specjax.options.exits import say
 from specjax.sampling import argmax
 from specjax.training.corpus import Source
 from specjax.training.tokenising import prepare
 
+_PATHS = sysconfig.get_paths()
 _EXCLUDED = ("site-packages", "transformers", "sympy", "test", "tests")
 _TREE = (3, 2, 1)
 _PEER = tuple(
@@ -38,39 +42,43 @@ _PEER = tuple(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class DatastoreOptions(fields.Options):
+    """The options of `python -m bench.datastore`."""
+
+    data: tuple[str, ...] = fields.option(
+        (_PATHS["stdlib"], _PATHS["purelib"]),
+        "folders of Python files; default: this Python's library and packages",
+    )
+    exclude: tuple[str, ...] = fields.option(_EXCLUDED, "folders to leave out")
+    corpus: str = fields.option(
+        "runs/datastore", "folder for the tokenised corpus; one that is there is read"
+    )
+    tokens: str | None = fields.option(None, "a train.bin, instead of --data")
+    first: int | None = fields.option(None, "use the first so many tokens of the corpus only")
+    peer: bool = fields.option(
+        False, "also count what arctic-inference's suffix tree of the same tokens drafts"
+    )
+    target: str = fields.option(str(SHIPPED.parent / "target"), "folder of the target")
+    prompt_file: str = fields.option(str(SHIPPED), "file of the prompts")
+    temperatures: tuple[float, ...] = fields.option(
+        (0.0, 1.0), "sampling temperatures; 0 is greedy"
+    )
+    max_new_tokens: int = fields.option(128, "limit per text, in tokens")
+    lookups: int = fields.option(200, "how many are timed at once")
+    rounds: int = fields.option(15, "of timing; 0 times nothing")
+    json: str | None = fields.option(None, "write the figures to this file")
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.datastore", description=__doc__)
-    paths = sysconfig.get_paths()
-    parser.add_argument(
-        "--data", nargs="+", default=[paths["stdlib"], paths["purelib"]],
-        help="folders of Python files; default: this Python's library and packages",
-    )  # fmt: skip
-    parser.add_argument("--exclude", nargs="+", default=_EXCLUDED, help="folders to leave out")
-    parser.add_argument(
-        "--corpus", type=pathlib.Path, default=pathlib.Path("runs/datastore"),
-        help="folder for the tokenised corpus; one that is there is read",
-    )  # fmt: skip
-    parser.add_argument("--tokens", type=pathlib.Path, help="a train.bin, instead of --data")
-    parser.add_argument("--first", type=int, help="use the first so many tokens of the corpus only")
-    parser.add_argument(
-        "--peer", action="store_true",
-        help="also count what arctic-inference's suffix tree of the same tokens drafts",
-    )  # fmt: skip
-    parser.add_argument("--target", default=str(SHIPPED.parent / "target"))
-    parser.add_argument("--prompt-file", type=pathlib.Path, default=SHIPPED)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--lookups", type=int, default=200, help="how many are timed at once")
-    parser.add_argument("--rounds", type=int, default=15, help="of timing; 0 times nothing")
-    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
-    arguments = parser.parse_args(argv)
+    arguments = parse(DatastoreOptions, argv, __doc__, "python -m bench.datastore")
     target = specjax.load(arguments.target, "float32")
     file = arguments.tokens
     if file is None:
         source = Source(tuple(arguments.data), "*.py", tuple(arguments.exclude))
         tokenizer = str(pathlib.Path(arguments.target) / "tokenizer.json")
         size = target.model.vocab_size
-        file = prepare(source, arguments.corpus, size, tokenizer)[1].path
+        file = prepare(source, pathlib.Path(arguments.corpus), size, tokenizer)[1].path
     dtype = np.uint16 if target.model.vocab_size <= 2**16 else np.uint32
     corpus = np.memmap(file, dtype, "r")[: arguments.first]
     # Loaded first: it may be missing, and the rest takes minutes.
@@ -93,14 +101,14 @@ def main(argv: list[str] | None = None) -> None:
         report["lookup_microseconds"] = lookups(store, arguments.lookups, arguments.rounds)
     print(table(report, arguments.temperatures))
     if arguments.json:
-        arguments.json.write_text(json.dumps(report))
+        pathlib.Path(arguments.json).write_text(json.dumps(report))
 
 
 def acceptance(
     target: specjax.LanguageModel,
     store: specjax.Datastore,
     peer: Peer | None,
-    arguments: argparse.Namespace,
+    arguments: DatastoreOptions,
 ) -> list[Report]:
     """Tokens a pass of each proposer at each temperature, over all prompts."""
     chain = store.drafter(target)
@@ -117,7 +125,7 @@ def acceptance(
         "first of prompt lookup and datastore, 4 drafts": specjax.first_of(specjax.NGram(4), chain),
         "auto: plain decoding or datastore, up to 4 drafts": specjax.adaptive(lookup=chain),
     }
-    prompts = encode_file(target, arguments.prompt_file)
+    prompts = encode_file(target, pathlib.Path(arguments.prompt_file))
     plain: dict[float, list[list[int]]] = {}
     rows: list[Report] = []
     for name, proposer in contestants.items():
@@ -190,7 +198,7 @@ def _seconds(params: DatastoreParams, contexts: np.ndarray, count: int, rounds: 
     return least / count
 
 
-def table(report: Report, temperatures: list[float]) -> str:
+def table(report: Report, temperatures: Sequence[float]) -> str:
     """The report as text."""
     lines = [
         f"{report['tokens']:,} tokens, {report['bytes_per_token']} bytes a token, built in "

@@ -11,7 +11,6 @@ decoding.  Rows of other temperatures and rules follow each other in one table.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -37,6 +36,8 @@ from specjax.measure import (
     take_turns,
 )
 from specjax.methods import BoundDrafter, Drafter
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.proposers import NoProposer
 from specjax.training.measure import measure
 from specjax.types import Params
@@ -83,31 +84,35 @@ class _Entry(Timed):
         return Sample(output.stats.seconds, output.stats.compile_seconds)
 
 
+@dataclasses.dataclass(frozen=True)
+class DraftersOptions(fields.Options):
+    """The options of `python -m bench.drafters`."""
+
+    target: str = fields.option(fields.REQUIRED, "folder of the target")
+    data: tuple[str, ...] = fields.option(fields.REQUIRED, "as for the training jobs")
+    pattern: str = fields.option("*.py", "as for the training jobs")
+    exclude: tuple[str, ...] = fields.option((), "as for the training jobs")
+    prompts: str = fields.option(fields.REQUIRED, "held-out prompts, as JSON lines")
+    limit_prompts: int = fields.option(0, "use only so many; 0: all")
+    kinds: tuple[str, ...] = fields.option(tuple(JOBS), "kinds of drafters", choices=list(JOBS))
+    seeds: int = fields.option(3, "runs of each kind")
+    steps: int = fields.option(2000, "training steps of each run")
+    batch_size: int = fields.option(4, "sequences of a step")
+    sequence_length: int = fields.option(256, "tokens per sequence")
+    num_drafts: int = fields.option(7, "depth of the trained drafts")
+    learning_rate: float = fields.option(2e-3, "peak learning rate")
+    temperatures: tuple[float, ...] = fields.option(
+        (0.0, 1.0), "of the counts; none leaves them out"
+    )
+    rules: tuple[str, ...] = fields.option(("match", "rejection"), "rules of the counts")
+    max_new_tokens: int = fields.option(128, "limit per text, in tokens")
+    rounds: int = fields.option(0, "timed turns; 0: no speed")
+    out: str = fields.option("runs/drafters", "folder of all runs")
+    json: str | None = fields.option(None, "write the figures to this file")
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.drafters", description=__doc__)
-    parser.add_argument("--target", required=True, help="folder of the target")
-    parser.add_argument("--data", nargs="+", required=True, help="as for the training jobs")
-    parser.add_argument("--pattern", default="*.py", help="as for the training jobs")
-    parser.add_argument("--exclude", nargs="+", default=[], help="as for the training jobs")
-    parser.add_argument("--prompts", required=True, help="held-out prompts, as JSON lines")
-    parser.add_argument("--limit-prompts", type=int, default=0, help="use only so many; 0: all")
-    parser.add_argument("--kinds", nargs="+", choices=list(JOBS), default=list(JOBS))
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind")
-    parser.add_argument("--steps", type=int, default=2000, help="training steps of each run")
-    parser.add_argument("--batch-size", type=int, default=4, help="sequences of a step")
-    parser.add_argument("--sequence-length", type=int, default=256)
-    parser.add_argument("--num-drafts", type=int, default=7, help="depth of the trained drafts")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument(
-        "--temperatures", nargs="*", type=float, default=[0.0, 1.0],
-        help="of the counts; none leaves them out",
-    )  # fmt: skip
-    parser.add_argument("--rules", nargs="+", default=["match", "rejection"])
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=0, help="timed turns; 0: no speed")
-    parser.add_argument("--out", default="runs/drafters", help="folder of all runs")
-    parser.add_argument("--json", help="write the figures to this file")
-    arguments = parser.parse_args(argv)
+    arguments = parse(DraftersOptions, argv, __doc__, "python -m bench.drafters")
     out = pathlib.Path(arguments.out)
     for kind in arguments.kinds:
         for seed in range(arguments.seeds):
@@ -134,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
         pathlib.Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def train(kind: str, seed: int, folder: pathlib.Path, arguments: argparse.Namespace) -> None:
+def train(kind: str, seed: int, folder: pathlib.Path, arguments: DraftersOptions) -> None:
     """Train one drafter in a process of its own, unless it was finished before."""
     if (folder / "model").exists():
         return
@@ -183,7 +188,7 @@ def drafters(
 
 
 def accepted(
-    arguments: argparse.Namespace,
+    arguments: DraftersOptions,
     out: pathlib.Path,
     target: specjax.LanguageModel,
     prompts: list[list[int]],
@@ -225,7 +230,7 @@ def accepted(
 
 
 def timed(
-    arguments: argparse.Namespace,
+    arguments: DraftersOptions,
     out: pathlib.Path,
     target: specjax.LanguageModel,
     prompts: list[list[int]],

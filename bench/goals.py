@@ -6,18 +6,20 @@ fastest peer stay open unless `--engines` lets llama.cpp or OpenVINO take part.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import pathlib
 from collections.abc import Callable
 
-from bench.__main__ import check, measure, parser, table
+from bench.__main__ import check, measure, table
 from bench.command import Report, run
 from bench.contestants import INT8_TARGET
+from bench.options import BenchOptions, ReportOptions
 from bench.peers.engines import ENGINES
 from bench.report import ratio
 from specjax.measure import Interval, show
+from specjax.options import fields
+from specjax.options.command import parse
 
 _IMPOSED = "--synthetic-acceptance 0.8"
 RUNS = {
@@ -202,20 +204,21 @@ def _goals() -> list[Goal]:
 GOALS = _goals()
 
 
+@dataclasses.dataclass(frozen=True)
+class GoalsOptions(fields.Options):
+    """The options of `python -m bench.goals`."""
+
+    only: tuple[str, ...] = fields.option(tuple(RUNS), "only these runs", choices=list(RUNS))
+    quick: bool = fields.option(False, "use tiny models, to see that everything runs")
+    engines: tuple[str, ...] = fields.option((), "as of python -m bench", choices=tuple(ENGINES))
+    engine_python: str | None = fields.option(None, "as of python -m bench")
+    rounds: int = fields.option(5, "measured turns")
+    new_tokens: int = fields.option(128, "tokens of a text")
+    json: str | None = fields.option(None, "write the reports and the goals to this file")
+
+
 def main(argv: list[str] | None = None) -> None:
-    made = argparse.ArgumentParser(prog="python -m bench.goals", description=__doc__)
-    made.add_argument(
-        "--only", nargs="+", choices=list(RUNS), default=list(RUNS), help="only these runs"
-    )
-    made.add_argument(
-        "--quick", action="store_true", help="use tiny models, to see that everything runs"
-    )
-    made.add_argument("--engines", nargs="*", choices=tuple(ENGINES), default=[])
-    made.add_argument("--engine-python", help="as of python -m bench")
-    made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--new-tokens", type=int, default=128)
-    made.add_argument("--json", help="write the reports and the goals to this file")
-    arguments = made.parse_args(argv)
+    arguments = parse(GoalsOptions, argv, __doc__, "python -m bench.goals")
     reports, rows = {}, []
     for name in arguments.only:
         reports[name] = measure(settings(name, arguments))
@@ -231,7 +234,7 @@ def main(argv: list[str] | None = None) -> None:
         )
 
 
-def settings(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
+def settings(name: str, arguments: GoalsOptions) -> ReportOptions:
     """The arguments of `python -m bench` for this run."""
     words = [
         *RUNS[name].split(),
@@ -246,10 +249,10 @@ def settings(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
         words += ["--engine-python", arguments.engine_python]
     if arguments.quick:
         words += [*_QUICK.split(), "--limit-prompts", "2"]
-    chosen = parser().parse_args(words)
+    chosen = parse(BenchOptions, words, prog="python -m bench")
     check(chosen)
-    chosen.batch, chosen.vocab_size = chosen.batch[0], chosen.vocab_size[0]
-    return chosen
+    one = {"batch": chosen.batch[0], "vocab_size": chosen.vocab_size[0], "prompt_length": None}
+    return ReportOptions(**{**vars(chosen), **one})
 
 
 def judge(goal: Goal, report: Report) -> Report:

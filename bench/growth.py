@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -27,6 +27,8 @@ from specjax import (
     TransformerConfig,
     make_key,
 )
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.plot import new_figure
 
 if TYPE_CHECKING:
@@ -77,14 +79,19 @@ AXES: dict[str, tuple[list[int], dict[str, str]]] = {
 PARTS = {"step": ("ms a step", 1e3), "memory": ("MB", 1e-6), "compile": ("s to compile", 1.0)}
 
 
+@dataclasses.dataclass(frozen=True)
+class GrowthOptions(fields.Options):
+    """The options of `python -m bench.growth`."""
+
+    axes: tuple[str, ...] = fields.option(tuple(AXES), "what grows", choices=sorted(AXES))
+    steps: int = fields.option(32, "decoding steps per sample")
+    rounds: int = fields.option(5, "measured turns")
+    json: str | None = fields.option(None, "write the figures to this file")
+    plot: str | None = fields.option(None, "draw the curves into this file")
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
-    parser.add_argument("--axes", nargs="+", choices=sorted(AXES), default=list(AXES))
-    parser.add_argument("--steps", type=int, default=32, help="decoding steps per sample")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--plot", help="draw the curves into this file")
-    arguments = parser.parse_args(argv)
+    arguments = parse(GrowthOptions, argv, __doc__, "python -m bench.growth")
     if arguments.plot:
         new_figure()  # fails before the measurement, not after it, if matplotlib is missing
     figures: dict[str, list[Report]] = {}

@@ -9,9 +9,9 @@ broken.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -20,23 +20,26 @@ from bench.command import run
 from bench.weights import SIZES, Pair, random_on_device
 from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling, audit, make_key
 from specjax.contract import Proposer
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.types import Arrays
 
 _PROMPTS, _LENGTH = 4, 16
 
 
+@dataclasses.dataclass(frozen=True)
+class LawsOptions(fields.Options):
+    """The options of `python -m bench.laws`."""
+
+    size: str = fields.option("110m", "size of the random weights", choices=sorted(SIZES))
+    vocab_size: int = fields.option(32000, "vocabulary size")
+    dtype: str = fields.option("bfloat16", "type of the weights")
+    num_drafts: tuple[int, ...] = fields.option((1, 4), "numbers of drafts")
+    new_tokens: int = fields.option(64, "tokens of a text")
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.laws", description=__doc__)
-    parser.add_argument(
-        "--size", choices=sorted(SIZES), default="110m", help="size of the random weights"
-    )
-    parser.add_argument("--vocab-size", type=int, default=32000)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument(
-        "--num-drafts", type=int, nargs="+", default=[1, 4], help="numbers of drafts"
-    )
-    parser.add_argument("--new-tokens", type=int, default=64)
-    arguments = parser.parse_args(argv)
+    arguments = parse(LawsOptions, argv, __doc__, "python -m bench.laws")
     pair = random_on_device(arguments.size, arguments.vocab_size, arguments.dtype)
     prompts = np.random.default_rng(0).integers(
         1, arguments.vocab_size, (_PROMPTS, _LENGTH), dtype=np.int32
@@ -87,7 +90,7 @@ def drafts_of_one_width(decoder: Decoder, params: Params, prompt: np.ndarray, ne
     return bool((texts == texts[0]).all())
 
 
-def of_all_widths(pair: Pair, prompts: np.ndarray, lookaheads: list[int], new: int) -> str:
+def of_all_widths(pair: Pair, prompts: np.ndarray, lookaheads: Sequence[int], new: int) -> str:
     """How many texts of plain decoding stay the same when the target's passes are wider."""
     keys, lines = np.arange(len(prompts)), []
     plain = Decoder(pair.target.model, NoProposer(), Match(), (), 256)

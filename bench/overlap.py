@@ -19,7 +19,6 @@ loop has both cores.  The acceptance is imposed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import sys
@@ -33,8 +32,10 @@ import specjax
 from bench import prompts
 from bench.command import Report, run
 from bench.overlap_models import VOCAB, Timed, texts
+from bench.overlap_options import OverlapOptions
 from specjax import Decoder, DraftModel, Match, Params, Sampling, make_key, make_mesh
 from specjax.measure import describe, interval, show
+from specjax.options.command import parse
 from specjax.overlap import Overlapped
 
 _PROMPT = 4
@@ -78,7 +79,7 @@ def seconds_of(runner: Any, params: Params, state: Any) -> tuple[float, Any]:
     return time.perf_counter() - started, state
 
 
-def cell(ratio: float, arguments: argparse.Namespace) -> Report:
+def cell(ratio: float, arguments: OverlapOptions) -> Report:
     """One ratio of the draft's time to the target's."""
     drafts, length = arguments.num_drafts, arguments.new_tokens + _PROMPT
     verify, alpha, second = arguments.verify_ms, arguments.alpha, arguments.second
@@ -120,7 +121,7 @@ def cell(ratio: float, arguments: argparse.Namespace) -> Report:
     }
 
 
-def guesses(arguments: argparse.Namespace) -> Report:
+def guesses(arguments: OverlapOptions) -> Report:
     """Hit rates of the shipped pair, which do not depend on the machine's speed."""
     folder = prompts.SHIPPED.parent
     target, draft = (specjax.load(folder / role) for role in ("target", "draft"))
@@ -173,36 +174,8 @@ def table(cells: list[Report]) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m bench.overlap",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument("--alpha", type=float, default=0.8, help="acceptance rate")
-    made.add_argument(
-        "--second", type=float, default=0.5,
-        help="how often the second guess is right where the first is wrong",
-    )  # fmt: skip
-    made.add_argument("--num-drafts", type=int, default=4)
-    made.add_argument("--outcomes", type=int, default=4, help="outcomes that are drafted for")
-    made.add_argument(
-        "--ratios", type=float, nargs="+", default=[0.1, 0.2, 0.4, 0.6, 0.8, 1.0],
-        help="the draft's time for a proposal over the target's for a pass",
-    )  # fmt: skip
-    made.add_argument("--verify-ms", type=float, default=40.0, help="a pass of the target")
-    made.add_argument("--new-tokens", type=int, default=160)
-    made.add_argument("--rounds", type=int, default=4)
-    made.add_argument("--guesses", action="store_true", help="hit rates of the shipped pair")
-    made.add_argument("--batch", type=int, default=26, help="with --guesses: prompts")
-    made.add_argument("--processes", metavar="SIZE", help="random weights, such as 110m")
-    made.add_argument("--weights", default="/tmp/specjax-bench", help="their folder")
-    made.add_argument("--json", help="write the cells to this file")
-    return made
-
-
 def main(argv: list[str] | None = None) -> None:
-    arguments = parser().parse_args(argv)
+    arguments = parse(OverlapOptions, argv, __doc__, "python -m bench.overlap")
     for name in ("alpha", "second"):
         if not 0 <= getattr(arguments, name) <= 1:
             raise ValueError(f"--{name} {getattr(arguments, name)}; it must be in [0, 1]")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -21,6 +20,7 @@ from jax import Array
 
 from bench.command import Report
 from bench.imposed import Imposed, Script, State, coins
+from bench.overlap_options import OverlapOptions
 from bench.weights import from_folders, random_folders
 from specjax import Decoder, DraftModel, Match, NoProposer, Params, Sampling, make_key, make_mesh
 from specjax.contract import Context
@@ -63,11 +63,12 @@ class Foreseen(Imposed):
         return super().propose(params, state, dataclasses.replace(context, warp=warp))
 
 
-def measure(arguments: argparse.Namespace) -> Report:
+def measure(arguments: OverlapOptions) -> Report:
     """Run the sequential loop and then the two processes; print and return the figures."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise ValueError("--processes needs two cores")
+    assert arguments.processes is not None
     random_folders(arguments.processes, _VOCAB, pathlib.Path(arguments.weights), "float32")
     with tempfile.TemporaryDirectory() as folder:
         given = [sys.executable, "-m", "bench.overlap_processes", folder]
@@ -101,7 +102,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 def child(folder: str, size: str, where: str, numbers: str, role: str, port: str) -> None:
     """The work of one process."""
-    given = argparse.Namespace(**json.loads(numbers))
+    given = OverlapOptions(**json.loads(numbers))
     out = pathlib.Path(folder)
     if role != "sequential":
         names = ("coordinator", "num_processes", "process_id")

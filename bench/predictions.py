@@ -6,7 +6,7 @@ accepts as many drafts as a trained one.  The costs are real.  Prompt lookup dra
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import pathlib
 import tempfile
 
@@ -18,6 +18,8 @@ from bench.command import run
 from bench.imposed import Imposed, Script, coins
 from bench.weights import SIZES, random_folders
 from specjax.methods import Drafter, DraftModel
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.tuning import Plan
 
 _DEPTH, _PROMPT = 8, 64
@@ -48,10 +50,30 @@ def imposed(
     return Drafter(proposer, script, f"draft, acceptance {acceptance}")
 
 
+@dataclasses.dataclass(frozen=True)
+class PredictionsOptions(fields.Options):
+    """The options of `python -m bench.predictions`."""
+
+    size: str = fields.option("110m", "of the weights", choices=sorted(SIZES))
+    vocab_size: int = fields.option(32000, "of both models")
+    dtype: str = fields.option("float32", "float32 or bfloat16")
+    acceptance: float = fields.option(0.8, "share of right drafts")
+    batch: tuple[int, ...] = fields.option((1, 4, 16), "numbers of rows")
+    new_tokens: int = fields.option(64, "of each row")
+    rounds: int = fields.option(3, "measured turns")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fields.within(self, 0, 1, "acceptance")
+        fields.at_least(self, 1, "new_tokens")
+        if min(self.batch) < 1:
+            raise ValueError(f"--batch is {min(self.batch)}; it must be at least 1")
+
+
 def measure(
     target: specjax.LanguageModel,
     draft: specjax.LanguageModel,
-    options: argparse.Namespace,
+    options: PredictionsOptions,
     batch: int,
 ) -> Plan:
     """The plan for one number of rows."""
@@ -69,26 +91,8 @@ def measure(
     )
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(prog="python -m bench.predictions", description=__doc__)
-    made.add_argument("--size", choices=sorted(SIZES), default="110m", help="of the weights")
-    made.add_argument("--vocab-size", type=int, default=32000, help="of both models")
-    made.add_argument("--dtype", default="float32", help="float32 or bfloat16")
-    made.add_argument("--acceptance", type=float, default=0.8, help="share of right drafts")
-    made.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16], help="numbers of rows")
-    made.add_argument("--new-tokens", type=int, default=64, help="of each row")
-    made.add_argument("--rounds", type=int, default=3, help="measured turns")
-    options = made.parse_args(argv)
-    if not 0 <= options.acceptance <= 1:
-        raise ValueError(f"--acceptance is {options.acceptance}; it must lie between 0 and 1")
-    for name, number in (("batch", min(options.batch)), ("new-tokens", options.new_tokens)):
-        if number < 1:
-            raise ValueError(f"--{name} is {number}; it must be at least 1")
-    return options
-
-
 def main(argv: list[str] | None = None) -> None:
-    options = parse(argv)
+    options = parse(PredictionsOptions, argv, __doc__, "python -m bench.predictions")
     with tempfile.TemporaryDirectory() as folder:
         folders = random_folders(options.size, options.vocab_size, pathlib.Path(folder), "float32")
         target, draft = (specjax.load(path, options.dtype) for path in folders)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 
 from bench.command import Report
 from bench.contestants import INT8_TARGET
+from bench.options import ReportOptions
 from bench.timing import Timed
 from specjax import LanguageModel
 from specjax.measure import Interval, interval, medians, show
@@ -19,10 +19,7 @@ _DRAFTERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int
 
 
 def rows_of(
-    timed: list[Timed],
-    target: LanguageModel,
-    arguments: argparse.Namespace,
-    top: dict[str, float],
+    timed: list[Timed], target: LanguageModel, arguments: ReportOptions, top: dict[str, float]
 ) -> list[Report]:
     """One row for each contestant; the first is plain decoding, the base of all speed-ups."""
     batches = len(timed[0].tokens)

@@ -5,7 +5,7 @@ The input is one row of five nodes.  The parts are timed in turn, and the report
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import math
 import time
 import types
@@ -20,6 +20,8 @@ from bench.command import run
 from specjax import Automaton, Processors, Sampling, eos_of_rows, make_key, sampling, warp
 from specjax.decoding import Logprobs
 from specjax.measure import Sample, Timed, describe, first_calls, take_turns
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.processors import process
 from specjax.types import ABSENT, Arrays, DecodeState
 
@@ -154,17 +156,16 @@ def measure(size: int, rounds: int) -> dict[str, float]:
     return {each.name: math.nan if each.median is None else 1e3 * each.median for each in timed}
 
 
+@dataclasses.dataclass(frozen=True)
+class SamplerOptions(fields.Options):
+    """The options of `python -m bench.sampler`."""
+
+    sizes: tuple[int, ...] = fields.option((32_000, 152_000), "vocabulary sizes")
+    rounds: int = fields.option(15, "measured rounds, after one that compiles")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[32_000, 152_000], help="vocabulary sizes"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=15, help="measured rounds, after one that compiles"
-    )
-    arguments = parser.parse_args()
+    arguments = parse(SamplerOptions, None, __doc__, "python -m bench.sampler")
     columns = [measure(size, arguments.rounds) for size in arguments.sizes]
     head = describe()
     print(

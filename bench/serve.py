@@ -13,7 +13,6 @@ was asked for, so idle rows of a static batch count nothing.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import dataclasses
 import itertools
@@ -28,9 +27,11 @@ import numpy as np
 import specjax
 from bench.command import Report, run
 from bench.prompts import SHIPPED
-from specjax.flags import say
 from specjax.generation import encode_file
 from specjax.methods import BoundDrafter, Drafter
+from specjax.options import fields
+from specjax.options.command import parse
+from specjax.options.exits import say
 from specjax.serve import Engine
 
 Work = list[tuple[list[int], int]]
@@ -49,7 +50,7 @@ class Taken:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parser().parse_args(argv)
+    arguments = parse(ServeOptions, argv, (__doc__ or "").split("\n")[0], "python -m bench.serve")
     for name in ("requests", "rounds", "slots", "num_drafts"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
@@ -59,37 +60,33 @@ def main(argv: list[str] | None = None) -> None:
         pathlib.Path(arguments.json).write_text(json.dumps(report, indent=1))
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m bench.serve", description=(__doc__ or "").split("\n")[0]
-    )
-    shipped = SHIPPED.parent
-    made.add_argument("--target", default=str(shipped / "target"))
-    made.add_argument("--draft", default=str(shipped / "draft"))
-    made.add_argument("--prompt-file", default=str(SHIPPED))
-    made.add_argument("--dtype")
-    made.add_argument("--requests", type=int, default=32)
-    made.add_argument("--prompt-length", type=int, default=96, help="the last tokens of a prompt")
-    made.add_argument(
-        "--new-tokens", type=int, nargs=2, default=[16, 128], metavar=("LEAST", "MOST")
-    )
-    made.add_argument("--slots", type=int, default=8)
-    made.add_argument("--num-drafts", type=int, default=4)
-    made.add_argument("--temperature", type=float, default=0.0)
-    made.add_argument("--rounds", type=int, default=3)
-    made.add_argument("--peer", action="store_true", help="transformers' continuous batching, too")
-    made.add_argument("--json", help="write the report to this file")
-    return made
+@dataclasses.dataclass(frozen=True)
+class ServeOptions(fields.Options):
+    """The options of `python -m bench.serve`."""
+
+    target: str = fields.option(str(SHIPPED.parent / "target"), "folder of the target")
+    draft: str = fields.option(str(SHIPPED.parent / "draft"), "folder of the draft")
+    prompt_file: str = fields.option(str(SHIPPED), "file of the prompts")
+    dtype: str | None = fields.option(None, "type of the weights")
+    requests: int = fields.option(32, "number of requests")
+    prompt_length: int = fields.option(96, "the last tokens of a prompt")
+    new_tokens: tuple[int, int] = fields.option((16, 128), "tokens of a text")
+    slots: int = fields.option(8, "requests that are decoded at once")
+    num_drafts: int = fields.option(4, "draft tokens per step")
+    temperature: float = fields.option(0.0, "sampling temperature; 0 is greedy")
+    rounds: int = fields.option(3, "measured turns")
+    peer: bool = fields.option(False, "transformers' continuous batching, too")
+    json: str | None = fields.option(None, "write the report to this file")
 
 
-def measure(arguments: argparse.Namespace) -> Report:
+def measure(arguments: ServeOptions) -> Report:
     """The report of all contestants."""
     target = specjax.load(arguments.target, arguments.dtype)
     draft = specjax.load(arguments.draft, arguments.dtype)
     drafter = specjax.make_drafter(target, draft, num_drafts=arguments.num_drafts)
     work = requests(arguments, target)
     longest = max(len(prompt) for prompt, _ in work) + arguments.new_tokens[1]
-    room = {"slots": arguments.slots, "capacity": longest, "waiting": len(work)}
+    room: dict[str, Any] = {"slots": arguments.slots, "capacity": longest, "waiting": len(work)}
     lookup = BoundDrafter(specjax.NGram(arguments.num_drafts))
     with (
         Engine(target, **room) as bare,
@@ -127,7 +124,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     return {"arguments": {k: str(v) for k, v in vars(arguments).items()}, "rows": rows}
 
 
-def requests(arguments: argparse.Namespace, target: specjax.LanguageModel) -> Work:
+def requests(arguments: ServeOptions, target: specjax.LanguageModel) -> Work:
     prompts = encode_file(target, pathlib.Path(arguments.prompt_file))
     drawn = np.random.default_rng(0)
     least, most = arguments.new_tokens
@@ -141,7 +138,7 @@ def requests(arguments: argparse.Namespace, target: specjax.LanguageModel) -> Wo
 
 
 def generated(
-    arguments: argparse.Namespace,
+    arguments: ServeOptions,
     target: specjax.LanguageModel,
     work: Work,
     rows: int,
@@ -169,7 +166,7 @@ def generated(
 
 
 def served(
-    arguments: argparse.Namespace, engine: Engine, work: Work, drafter: str
+    arguments: ServeOptions, engine: Engine, work: Work, drafter: str
 ) -> Callable[[], Taken]:
     """An engine with as many clients as slots."""
 
@@ -203,7 +200,7 @@ def served(
     return contest
 
 
-def batched(arguments: argparse.Namespace, work: Work) -> Callable[[], Taken]:
+def batched(arguments: ServeOptions, work: Work) -> Callable[[], Taken]:
     """transformers' continuous batching on the same weights; all texts get the longest length."""
     import torch
     import transformers

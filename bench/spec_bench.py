@@ -10,7 +10,7 @@ Reference: Xia et al. 2024, arXiv 2401.07851.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -20,6 +20,8 @@ from tqdm import tqdm
 import specjax
 from bench.command import Report, run
 from specjax.generation import Options
+from specjax.options import fields
+from specjax.options.command import parse
 
 GROUPS = {
     **dict.fromkeys(
@@ -35,19 +37,22 @@ GROUPS = {
 """Category -> task group."""
 
 
+@dataclasses.dataclass(frozen=True)
+class SpecBenchOptions(fields.Options):
+    """The options of `python -m bench.spec_bench`."""
+
+    questions: str = fields.option(fields.REQUIRED, "JSON lines with question_id, category, turns")
+    target: str = fields.option(fields.REQUIRED, "folder or hub name")
+    draft: str | None = fields.option(None, "folder or hub name; default: prompt lookup")
+    num_drafts: int = fields.option(4, "draft tokens per step")
+    dtype: str = fields.option("float32", "type of the weights")
+    max_new_tokens: int = fields.option(1024, "limit per text, in tokens")
+    chat: bool = fields.option(False, "use the tokenizer's chat template")
+    json: str | None = fields.option(None, "write the figures of every answer to this file")
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.spec_bench", description=__doc__)
-    parser.add_argument(
-        "--questions", required=True, help="JSON lines with question_id, category, turns"
-    )
-    parser.add_argument("--target", required=True, help="folder or hub name")
-    parser.add_argument("--draft", help="folder or hub name; default: prompt lookup")
-    parser.add_argument("--num-drafts", type=int, default=4)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--max-new-tokens", type=int, default=1024)
-    parser.add_argument("--chat", action="store_true", help="use the tokenizer's chat template")
-    parser.add_argument("--json", help="write the figures of every answer to this file")
-    arguments = parser.parse_args(argv)
+    arguments = parse(SpecBenchOptions, argv, __doc__, "python -m bench.spec_bench")
     questions = read_questions(arguments.questions)
     target = specjax.load(arguments.target, arguments.dtype)
     if arguments.draft:
@@ -108,10 +113,7 @@ def read_questions(path: str) -> list[Report]:
 
 
 def answer(
-    target: specjax.LanguageModel,
-    question: Report,
-    arguments: argparse.Namespace,
-    how: Options,
+    target: specjax.LanguageModel, question: Report, arguments: SpecBenchOptions, how: Options
 ) -> Report:
     """Answer all turns; the figures are those of a second run, because the first may compile."""
     messages: list[dict[str, str]] = []

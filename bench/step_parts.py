@@ -8,7 +8,6 @@ the rest of a step is norms and what is between them.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import pathlib
 import statistics
@@ -31,9 +30,12 @@ from specjax.models import (
     cpu_dot_general,
     for_several_devices,
 )
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.types import Arrays
 
 _STEPS = 8
+_DTYPES = ("float32", "bfloat16", "int8")
 _LAST = {"kernel": 0, "weight": 1}  # name of a matrix -> the axis that is summed
 
 
@@ -108,8 +110,33 @@ class _Timed(Timed):
         return Sample((time.perf_counter() - started) / _STEPS)
 
 
-def table(options: _Options, dtype: str) -> str:
-    rows, made = options.rows, models(options.target, dtype)
+@dataclasses.dataclass(frozen=True)
+class PartsOptions(fields.Options):
+    """The options of `python -m bench.step_parts`."""
+
+    target: str = fields.option(str(specjax.shipped("pycode/target")), "a model's folder")
+    size: str | None = fields.option(
+        None, "random weights instead of --target", choices=sorted(SIZES)
+    )
+    weights: str = fields.option("runs/bench", "folder in which random weights are written, once")
+    dtypes: tuple[str, ...] = fields.option(_DTYPES, "of the weights", choices=_DTYPES)
+    rows: tuple[int, ...] = fields.option((1, 2, 3, 5, 9, 16), "tokens")
+    rounds: int = fields.option(15, "measured rounds, after a first one")
+    slots: int = fields.option(256, "of the KV cache")
+    filled: int = fields.option(100, "slots that hold a token before")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fields.at_least(self, 1, "rounds", "filled")
+        if min(self.rows) < 1:
+            raise ValueError(f"--rows is {min(self.rows)}; it must be at least 1")
+        if max(self.rows) > self.slots - self.filled:
+            room = self.slots - self.filled
+            raise ValueError(f"--rows is {max(self.rows)}; the cache has room for {room}")
+
+
+def table(options: PartsOptions, folder: pathlib.Path, dtype: str) -> str:
+    rows, made = options.rows, models(folder, dtype)
     steps = [
         _Timed(
             f"step, {way}",
@@ -135,53 +162,17 @@ def table(options: _Options, dtype: str) -> str:
     return "\n".join(lines)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    target: pathlib.Path
-    dtypes: list[str]
-    rows: list[int]
-    rounds: int
-    slots: int
-    filled: int
-
-
-def parse(argv: list[str] | None) -> _Options:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    shipped = specjax.shipped("pycode/target")
-    parser.add_argument("--target", type=pathlib.Path, default=shipped, help="a model's folder")
-    parser.add_argument("--size", choices=sorted(SIZES), help="random weights instead of --target")
-    parser.add_argument(
-        "--weights", type=pathlib.Path, default=pathlib.Path("runs/bench"),
-        help="folder in which random weights are written, once",
-    )  # fmt: skip
-    kinds = ["float32", "bfloat16", "int8"]
-    parser.add_argument("--dtypes", nargs="+", choices=kinds, default=kinds, help="of the weights")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 5, 9, 16], help="tokens")
-    parser.add_argument("--rounds", type=int, default=15, help="measured rounds, after a first one")
-    parser.add_argument("--slots", type=int, default=256, help="of the KV cache")
-    parser.add_argument("--filled", type=int, default=100, help="slots that hold a token before")
-    a = parser.parse_args(argv)
-    for name, least in (("rows", min(a.rows)), ("rounds", a.rounds), ("filled", a.filled)):
-        if least < 1:
-            raise ValueError(f"--{name} is {least}; it must be at least 1")
-    if max(a.rows) > a.slots - a.filled:
-        raise ValueError(f"--rows is {max(a.rows)}; the cache has room for {a.slots - a.filled}")
-    folder = a.target
-    if a.size is not None:
-        folder, _ = random_folders(a.size, 32000, a.weights, "float32")
-    return _Options(folder, a.dtypes, a.rows, a.rounds, a.slots, a.filled)
-
-
 def main(argv: list[str] | None = None) -> None:
-    options = parse(argv)
+    options = parse(PartsOptions, argv, __doc__, "python -m bench.step_parts")
+    folder = pathlib.Path(options.target)
+    if options.size is not None:
+        folder, _ = random_folders(options.size, 32000, pathlib.Path(options.weights), "float32")
     head = describe()
-    print(f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {options.target}")
-    if models(options.target, "float32")["kernels"].model.module.dot_general is not cpu_dot_general:
+    print(f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {folder}")
+    if models(folder, "float32")["kernels"].model.module.dot_general is not cpu_dot_general:
         raise ValueError("the default device is no CPU, and these kernels are for one")
     for dtype in options.dtypes:
-        print(table(options, dtype), flush=True)
+        print(table(options, folder, dtype), flush=True)
 
 
 if __name__ == "__main__":

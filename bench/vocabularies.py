@@ -8,7 +8,7 @@ target's, or of sentencepiece's kind.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import os
 import platform
 import random
@@ -22,30 +22,27 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from bench.command import run
 from specjax import Translation, translate
+from specjax.options import fields
+from specjax.options.command import parse
 
 _LONGEST = 12
 _LEFT_OUT = 0.1
 KINDS = ("byte-level", "sentencepiece")
 
 
+@dataclasses.dataclass(frozen=True)
+class VocabulariesOptions(fields.Options):
+    """The options of `python -m bench.vocabularies`."""
+
+    target_size: int = fields.option(128_000, "tokens of the target (default: 128000)")
+    draft_size: int = fields.option(32_000, "tokens of the draft (default: 32000)")
+    rounds: int = fields.option(3, "rounds, whose median is reported (default: 3)")
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.vocabularies",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--target-size", type=int, default=128_000, help="tokens of the target (default: 128000)"
-    )
-    parser.add_argument(
-        "--draft-size", type=int, default=32_000, help="tokens of the draft (default: 32000)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="rounds, whose median is reported (default: 3)"
-    )
-    arguments = parser.parse_args(argv)
+    arguments = parse(VocabulariesOptions, argv, __doc__, "python -m bench.vocabularies")
     if min(arguments.target_size, arguments.draft_size) < 512 or arguments.rounds < 1:
-        parser.error("sizes must be at least 512, to hold all bytes, and --rounds at least 1")
+        raise ValueError("sizes must be at least 512, to hold all bytes, and --rounds at least 1")
     target = tokenizer(arguments.target_size, 1, "byte-level")
     print(
         f"target of {arguments.target_size} tokens, {os.cpu_count()} cores, "

@@ -43,7 +43,7 @@ def loop() -> Figure:
     for start, end, label in (
         (1.6, 2.6, "state"),
         (4.2, 5.2, "Proposal"),
-        (6.8, 7.8, "Verdict"),
+        (6.8, 7.8, "Verification"),
     ):
         _arrow(axes, (start, 0.45), (end, 0.45))
         axes.text((start + end) / 2, 0.55, label, ha="center", fontsize=9)

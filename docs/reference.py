@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "specjax"
 _FILES = ("plot", "processors", "sampling", "tree", "types")
 """Rooms that are files and have names for users; other files serve the library itself."""
 
-_INTERNAL = ("specjax._internal", "specjax.cli", "specjax.flags")
+_INTERNAL = ("specjax._internal", "specjax.cli", "specjax.options")
 """What serves the library itself, and the command line, which `specjax <command> --help`
 documents."""
 
@@ -37,7 +37,7 @@ def origins(module: str) -> dict[str, str]:
     For example {"Chain": "specjax.proposers.Chain"} for `specjax`.
     """
     found = {name: f"{module}.{name}" for name in public(module)}
-    for node in _tree(module).body:
+    for node in ast.walk(_tree(module)):  # also below `if TYPE_CHECKING`
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (name := alias.asname or alias.name) in found:

@@ -32,6 +32,8 @@ from specjax.generation import encode_file
 from specjax.measure import interval
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel
+from specjax.options.command import parse, run
+from specjax.options.fields import REQUIRED, at_least, flag, option
 from specjax.parallel import leader, mesh_of
 from specjax.rules import RULES
 from specjax.training.corpus import TextOptions, digest
@@ -39,9 +41,9 @@ from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions
 from specjax.training.lock import alone
+from specjax.training.loop_options import MeshOptions
 from specjax.training.measure import measure
-from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
-from specjax.training.options import REQUIRED, at_least, flag, option, parse, run
+from specjax.training.mesh import mesh_of_sizes, mesh_sizes, together
 from specjax.training.record import read_metrics, versions, write
 from specjax.types import Params
 
@@ -86,6 +88,8 @@ class Measured(TypedDict, total=False):
 @dataclasses.dataclass(frozen=True)
 class AblationOptions(MeshOptions, TextOptions):
     """The options of the comparison and of its measurements."""
+
+    group = "comparison"
 
     target: str = option(REQUIRED, "folder of the target")
     prompts: str = option(REQUIRED, 'held-out JSON lines, {"prompt": "..."}')

@@ -28,10 +28,11 @@ import numpy as np
 from experiments import prose
 from experiments.taus import ByHeat, counted, loaded, prompts_of, table
 from specjax.files import load, read_json
+from specjax.options.command import parse, run
+from specjax.options.fields import REQUIRED, Options, at_least, option
 from specjax.training import DistillOptions, distillation
 from specjax.training.jobs import distill, pretrain
 from specjax.training.lock import alone
-from specjax.training.options import REQUIRED, Options, at_least, option, parse, run
 from specjax.training.record import read_run, write
 from specjax.training.shards import check_request
 

@@ -5,8 +5,9 @@
 The call that is followed is `generate(target, prompt, draft=draft)` with the shipped models, from
 the public function to the tokens: the files of specjax/ in which Python runs, and the calls that
 climb.  A call climbs if it leads to a floor above its caller's, by the floors of
-tests/core/test_floors.py.  Calls from the lowest floor do not count: it calls what it was given, a
-function to compile or a method of a class that inherits from the contract.
+tests/core/test_floors.py.  Two kinds do not count: calls from the lowest floor, which calls what it
+was given, such as a function to compile, and calls of a method that the contract declares, by which
+a shape asks its source and the decoder its proposer.
 """
 
 from __future__ import annotations
@@ -78,6 +79,18 @@ def floors() -> dict[str, int]:
     raise ValueError("tests/core/test_floors.py has no FLOORS")
 
 
+def declared() -> set[str]:
+    """Returns the names of the methods that the classes of the contract declare."""
+    return {
+        method.name
+        for path in (LIBRARY / "contract").glob("*.py")
+        for owner in ast.walk(ast.parse(path.read_text()))
+        if isinstance(owner, ast.ClassDef)
+        for method in owner.body
+        if isinstance(method, ast.FunctionDef)
+    }
+
+
 def room_of(path: pathlib.Path) -> str:
     return ".".join(("specjax", *path.relative_to(LIBRARY).with_suffix("").parts[:1]))
 
@@ -89,7 +102,9 @@ def follow(what: Any) -> tuple[list[pathlib.Path], collections.Counter[tuple[str
       The files of specjax/ in which it ran, in the order in which they were entered, and the calls
       that climbed, by the files of caller and callee.
     """
-    floor, entered, climbs = floors(), {}, collections.Counter[tuple[str, str]]()
+    floor, methods = floors(), declared()
+    entered: dict[pathlib.Path, None] = {}
+    climbs = collections.Counter[tuple[str, str]]()
 
     def here(frame: FrameType | None) -> pathlib.Path | None:
         path = None if frame is None else pathlib.Path(frame.f_code.co_filename)
@@ -99,7 +114,8 @@ def follow(what: Any) -> tuple[list[pathlib.Path], collections.Counter[tuple[str
         if event != "call" or (path := here(frame)) is None:
             return
         entered.setdefault(path)
-        if (above := here(frame.f_back)) is not None:
+        contract = "." in frame.f_code.co_qualname and frame.f_code.co_name in methods
+        if not contract and (above := here(frame.f_back)) is not None:
             rooms = room_of(above), room_of(path)
             if 0 < floor[rooms[0]] < floor[rooms[1]]:
                 names = (str(each.relative_to(LIBRARY)) for each in (above, path))

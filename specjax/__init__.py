@@ -4,74 +4,81 @@ A proposer drafts a small tree of tokens, the target model verifies it in one pa
 accepts a path from its root.  Autoregressive decoding is the special case of a tree without drafts.
 """
 
-from specjax._internal.jit_cache import clear_programs, keep_programs
-from specjax._internal.paths import shipped
-from specjax.auditing import Report, audit
-from specjax.caches import KVCache, RecurrentCache
-from specjax.constraints import Automaton, Choice, Grammar, JSONSchema, Regex
-from specjax.decoding import Decoder, Logprobs, eos_of_rows
-from specjax.drafters import adaptive, cost_aware, load_drafter, save_drafter
-from specjax.files import load, save
-from specjax.generation import Output, Request, TextStream, generate, tune
-from specjax.methods import (
-    PROPOSERS,
-    BlockDraftSource,
-    Datastore,
-    DatastoreLookup,
-    DatastoreSource,
-    Drafter,
-    DraftModel,
-    DraftSource,
-    DraftTree,
-    Eagle3Source,
-    EarlyExit,
-    EarlyExitSource,
-    Medusa,
-    MedusaAdapter,
-    MedusaBank,
-    MedusaSource,
-    PEagleSource,
-    PublishedDrafter,
-    TranslatedParams,
-    TranslatedSource,
-    Universal,
-    UniversalParams,
-    first_of,
-    load_datastore,
-    load_medusa,
-    make_drafter,
-    save_datastore,
-    save_medusa,
-)
-from specjax.models import (
-    FAMILIES,
-    LanguageModel,
-    LinenModel,
-    Transformer,
-    TransformerConfig,
-    quantise,
-)
-from specjax.parallel import make_mesh
-from specjax.processors import Processors
-from specjax.proposers import (
-    Adaptive,
-    BestFirst,
-    Chain,
-    ChoiceTree,
-    CostAware,
-    DynamicTree,
-    FirstOf,
-    Forced,
-    NGram,
-    NoProposer,
-    StaticTree,
-)
-from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
-from specjax.sampling import Sampling, make_key, warp
-from specjax.text import Translation, translate
-from specjax.tree import Tree
-from specjax.tuning import Plan, step_costs
-from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax._internal.jit_cache import clear_programs, keep_programs
+    from specjax._internal.paths import shipped
+    from specjax.auditing import Report, audit
+    from specjax.caches import KVCache, RecurrentCache
+    from specjax.constraints import Automaton, Choice, Grammar, JSONSchema, Regex
+    from specjax.decoding import Decoder, Logprobs, eos_of_rows
+    from specjax.drafters import adaptive, cost_aware, load_drafter, save_drafter
+    from specjax.files import load, save
+    from specjax.generation import Output, Request, TextStream, generate, tune
+    from specjax.methods import (
+        PROPOSERS,
+        BlockDraftSource,
+        Datastore,
+        DatastoreLookup,
+        DatastoreSource,
+        Drafter,
+        DraftModel,
+        DraftSource,
+        DraftTree,
+        Eagle3Source,
+        EarlyExit,
+        EarlyExitSource,
+        Medusa,
+        MedusaAdapter,
+        MedusaBank,
+        MedusaSource,
+        PEagleSource,
+        PublishedDrafter,
+        TranslatedParams,
+        TranslatedSource,
+        Universal,
+        UniversalParams,
+        first_of,
+        load_datastore,
+        load_medusa,
+        make_drafter,
+        save_datastore,
+        save_medusa,
+    )
+    from specjax.models import (
+        FAMILIES,
+        LanguageModel,
+        LinenModel,
+        Transformer,
+        TransformerConfig,
+        quantise,
+    )
+    from specjax.parallel import make_mesh
+    from specjax.processors import Processors
+    from specjax.proposers import (
+        Adaptive,
+        BestFirst,
+        Chain,
+        ChoiceTree,
+        CostAware,
+        DynamicTree,
+        FirstOf,
+        Forced,
+        NGram,
+        NoProposer,
+        StaticTree,
+    )
+    from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
+    from specjax.sampling import Sampling, make_key, warp
+    from specjax.text import Translation, translate
+    from specjax.tree import Tree
+    from specjax.tuning import Plan, step_costs
+    from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
+
+__getattr__ = lazily(__name__, __file__)
 
 __version__ = "0.1.0"
 

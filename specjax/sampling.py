@@ -107,8 +107,7 @@ def make_key(seed: int | Array | np.ndarray) -> Array:
     alone.
 
     Example:
-      >>> key = make_key(0)
-      >>> make_key(0) == key
+      >>> specjax.make_key(0) == specjax.make_key(0)
       Array(True, dtype=bool)
     """
     return jax.random.key(seed, impl=_IMPLEMENTATION)
@@ -196,8 +195,9 @@ def warp(logits: Array, sampling: Sampling) -> Array:
     last one kept are kept.
 
     Example:
-      >>> greedy = Sampling.create(1, temperature=0.0)
-      >>> warp(jnp.array([[[1.0, 3.0, 2.0]]]), greedy).argmax()
+      >>> import jax.numpy as jnp
+      >>> greedy = specjax.Sampling.create(1, temperature=0.0)
+      >>> specjax.warp(jnp.array([[[1.0, 3.0, 2.0]]]), greedy).argmax()
       Array(1, dtype=int32)
     """
 

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 import specjax
+from specjax.options.command import run
 from specjax.parallel.sharding import TRAINING_RULES, mesh_of
 from specjax.training.jobs import distill, drafter, medusa, pretrain
 from specjax.training.lora import initial_lora
 from specjax.training.mesh import lay_batch
-from specjax.training.options import run
 
 MESH = {"fsdp": 2, "model": 2}
 SIZES = (

@@ -22,9 +22,10 @@ import numpy as np
 import optax
 import tokenizers
 
+from specjax.options.command import parse, run
 from specjax.training.loop import LoopOptions, fit
-from specjax.training.optimizer import OptimizerOptions, make_optimizer
-from specjax.training.options import parse, run
+from specjax.training.loop_options import OptimizerOptions
+from specjax.training.optimizer import make_optimizer
 from specjax.training.ordering import Rows
 
 SIZE = 10

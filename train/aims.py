@@ -1,7 +1,7 @@
 """`python -m train.aims`: the measurements of `experiments.aims`."""
 
 from experiments.aims import main
-from specjax.training.options import run
+from specjax.options.command import run
 
 if __name__ == "__main__":
     run(main)

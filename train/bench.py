@@ -36,6 +36,8 @@ from specjax.files import load
 from specjax.measure import describe
 from specjax.methods import MedusaAdapter
 from specjax.models import LanguageModel, LinenModel, TransformerConfig, attend
+from specjax.options.command import parse, run
+from specjax.options.fields import Options, at_least, option
 from specjax.training import accepted
 from specjax.training.divergences import forward_kl
 from specjax.training.jobs.distill import Distill
@@ -45,7 +47,6 @@ from specjax.training.jobs.medusa_options import MedusaOptions
 from specjax.training.losses import Teacher, against, chunked, chunked_rows, cross_entropy
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer, start, update
-from specjax.training.options import Options, at_least, option, parse, run
 from specjax.training.precision import mixed_dot_general
 from specjax.training.written import Written
 from train import peers

@@ -1,7 +1,7 @@
 """`python -m train.export`: the job that `specjax train export` runs, too."""
 
+from specjax.options.command import run
 from specjax.training.jobs.export import main
-from specjax.training.options import run
 
 if __name__ == "__main__":
     run(main)

@@ -1,7 +1,7 @@
 """`python -m train.generate`: the job that `specjax train generate` runs, too."""
 
+from specjax.options.command import run
 from specjax.training.jobs.generate import main
-from specjax.training.options import run
 
 if __name__ == "__main__":
     run(main)

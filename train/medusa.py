@@ -1,7 +1,7 @@
 """`python -m train.medusa`: the job that `specjax train medusa` runs, too."""
 
+from specjax.options.command import run
 from specjax.training.jobs.medusa import main
-from specjax.training.options import run
 
 if __name__ == "__main__":
     run(main)

@@ -1,7 +1,7 @@
 """`python -m train.pretrain`: the job that `specjax train pretrain` runs, too."""
 
+from specjax.options.command import run
 from specjax.training.jobs.pretrain import main
-from specjax.training.options import run
 
 if __name__ == "__main__":
     run(main)

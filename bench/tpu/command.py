@@ -9,7 +9,7 @@ optimised program.  It needs an environment of its own:
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import math
 import pathlib
@@ -31,11 +31,13 @@ from bench.tpu.roofline import table
 from bench.tpu.sizes import DRAFT_OF, DTYPES, SIZES, VOCABULARY, config_of, shapes_of
 from specjax import Decoder, Params
 from specjax.models import TransformerConfig
+from specjax.options import fields
+from specjax.options.command import parse
 from specjax.plot import new_figure
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parser().parse_args(argv)
+    arguments = parse(TpuOptions, argv, __doc__, "python -m bench.tpu")
     if arguments.plot:
         new_figure()  # fails before the work, not after it, if matplotlib is missing
     if not all(0 <= alpha <= 1 for alpha in arguments.alpha):
@@ -78,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\n{_PUBLISHED}\n\n{published}")
 
 
-def _compile_all(arguments: argparse.Namespace) -> list[Cell]:
+def _compile_all(arguments: TpuOptions) -> list[Cell]:
     targets = {size: config_of(size, arguments.vocab_size) for size in arguments.size}
     if arguments.target_config:
         targets = {pathlib.Path(arguments.target_config).stem: _config(arguments.target_config)}
@@ -196,60 +198,52 @@ def _config(path: str) -> TransformerConfig:
     return read_config(folder)[2]
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m bench.tpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+@dataclasses.dataclass(frozen=True)
+class TpuOptions(fields.Options):
+    """The options of `python -m bench.tpu`."""
+
+    size: tuple[str, ...] = fields.option(("1b",), "targets", choices=sorted(SIZES))
+    target_config: str | None = fields.option(
+        None, "a config.json (or its folder) instead of a size"
     )
-    made.add_argument("--size", nargs="+", choices=sorted(SIZES), default=["1b"], help="targets")
-    made.add_argument("--target-config", help="a config.json (or its folder) instead of a size")
-    made.add_argument("--draft", choices=sorted(SIZES), help="size of the draft model")
-    made.add_argument(
-        "--split-draft", action="store_true", help="split the draft model too; default: every "
-        "chip holds all of it"
-    )  # fmt: skip
-    made.add_argument(
-        "--dtype", choices=DTYPES, default="bfloat16", help="of the weights; the activations of "
-        "int8 weights are bfloat16"
-    )  # fmt: skip
-    made.add_argument("--vocab-size", type=int, default=VOCABULARY, help="of --size")
-    made.add_argument("--chip", nargs="+", default=["v5e"], help=f"of {', '.join(CHIPS)}")
-    made.add_argument("--chips", nargs="+", type=int, default=[1], help="in one mesh")
-    made.add_argument("--drafter", nargs="+", choices=sorted(DRAFTERS), default=["none", "draft"])
-    made.add_argument("--batch", nargs="+", type=int, default=[1], help="rows")
-    made.add_argument("--capacity", nargs="+", type=int, default=[1024], help="tokens of a row")
-    made.add_argument("--filled", type=int, help="tokens of the longest row; default: the capacity")
-    made.add_argument(
-        "--also",
-        nargs="*",
-        default=[],
-        help="predict these chips by the same bytes; "
+    draft: str | None = fields.option(None, "size of the draft model", choices=sorted(SIZES))
+    split_draft: bool = fields.option(
+        False, "split the draft model too; default: every chip holds all of it"
+    )
+    dtype: str = fields.option(
+        "bfloat16", "of the weights; the activations of int8 weights are bfloat16", choices=DTYPES
+    )
+    vocab_size: int = fields.option(VOCABULARY, "of --size")
+    chip: tuple[str, ...] = fields.option(("v5e",), f"of {', '.join(CHIPS)}")
+    chips: tuple[int, ...] = fields.option((1,), "in one mesh")
+    drafter: tuple[str, ...] = fields.option(
+        ("none", "draft"), "drafters", choices=sorted(DRAFTERS)
+    )
+    batch: tuple[int, ...] = fields.option((1,), "rows")
+    capacity: tuple[int, ...] = fields.option((1024,), "tokens of a row")
+    filled: int | None = fields.option(None, "tokens of the longest row; default: the capacity")
+    also: tuple[str, ...] = fields.option(
+        (),
+        "predict these chips by the same bytes; "
         "here: this machine, by its measured bandwidth and products",
     )
-    made.add_argument("--alpha", nargs="*", type=float, default=[0.6, 0.8], help="acceptance rates")
-    made.add_argument(
-        "--expect",
-        nargs="*",
+    alpha: tuple[float, ...] = fields.option((0.6, 0.8), "acceptance rates")
+    expect: tuple[str, ...] = fields.option(
+        ("draft=0.8", "ngram=0.4", "eagle3=0.77", "dflash=0.76", "dspark=0.85"),
+        "acceptance rates by drafter, for the best case",
         metavar="DRAFTER=ALPHA",
-        default=["draft=0.8", "ngram=0.4", "eagle3=0.77", "dflash=0.76", "dspark=0.85"],
-        help="acceptance rates by drafter, for the best case",
     )
-    made.add_argument(
-        "--read",
-        nargs="*",
-        default=[],
-        metavar="JSON",
-        help="print the tables of cells that --json wrote, and compile nothing",
+    read: tuple[str, ...] = fields.option(
+        (), "print the tables of cells that --json wrote, and compile nothing", metavar="JSON"
     )
-    made.add_argument(
-        "--measure", action="store_true", help="also run the cells on this machine's CPU, with "
-        "random weights, and compare with what their bytes predict for it"
-    )  # fmt: skip
-    made.add_argument("--json", help="write the list of cells to this file")
-    made.add_argument("--plot", help="draw the bytes of a step to this file")
-    made.add_argument("--keep", help="write the optimised programs to this folder")
-    return made
+    measure: bool = fields.option(
+        False,
+        "also run the cells on this machine's CPU, with "
+        "random weights, and compare with what their bytes predict for it",
+    )
+    json: str | None = fields.option(None, "write the list of cells to this file")
+    plot: str | None = fields.option(None, "draw the bytes of a step to this file")
+    keep: str | None = fields.option(None, "write the optimised programs to this folder")
 
 
 def entry() -> None:

@@ -51,10 +51,7 @@ def table(cells: list[dict[str, Any]], chips: list[Chip], alphas: tuple[float, .
     """
     columns = [f"{chip.name}, ms" for chip in chips]
     columns += [f"speed-up at {alpha:g}" for alpha in alphas]
-    lines = [
-        f"| {' | '.join([*_NAMES, *columns])} |",
-        "|" + "---|" * (len(_NAMES) + len(columns)),
-    ]
+    lines = [f"| {' | '.join([*_NAMES, *columns])} |", "|" + "---|" * (len(_NAMES) + len(columns))]
     about = ("size", "dtype", "chips", "batch", "capacity", "filled")
     plain = {tuple(c[name] for name in about): c for c in cells if c["drafter"] == "none"}
     for cell in cells:

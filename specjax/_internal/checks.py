@@ -7,9 +7,11 @@ and bytes not as a sequence of numbers.
 from __future__ import annotations
 
 import dataclasses
+import math
 import reprlib
-from collections.abc import Callable, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -176,3 +178,63 @@ def tokens_of(name: str, tokens: object, vocab_size: int) -> list[int]:
             )
         made.append(known)
     return made
+
+
+def within(name: str, value: object, least: int, most: int | None = None, note: str = "") -> int:
+    """Returns `value` as an int, if it is a whole number in [least, most]; `note` says why.
+
+    Raises:
+      ValueError: `value` is anything else.
+    """
+    plain = number(value)
+    if not isinstance(plain, int) or plain < least or (most is not None and plain > most):
+        bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
+        kind = (
+            "be a whole number, "
+            if not isinstance(plain, int)
+            else "be "
+            if most is None
+            else "lie "
+        )
+        raise ValueError(f"{name}={shown(value)}; it must {kind}{bounds}{note}")
+    return plain
+
+
+def real(name: str, value: object, interval: str, note: str = "") -> float:
+    """Returns `value` as a float, if it is a number in an interval, such as "[0, 1)" or "(0, inf)".
+
+    Raises:
+      ValueError: `value` is anything else; `note` says why, or what a bound means.
+    """
+    plain = number(value)
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    fits = plain is not None and math.isfinite(plain) and low <= plain <= high
+    if not fits or (plain == low and interval[0] == "(") or (plain == high and interval[-1] == ")"):
+        bound = f"a number above {low:g}" if interval[0] == "(" else f"a number of at least {low:g}"
+        kind = "lie" if plain is not None and math.isfinite(plain) else "be a finite number"
+        wanted = f"be {bound}" if math.isinf(high) else f"{kind} in {interval}"
+        raise ValueError(f"{name}={shown(value)}; it must {wanted}{note}")
+    return float(cast(float, plain))
+
+
+def typed(cure: str, kind: type | types.UnionType, **values: object) -> None:
+    """Raises ValueError for the first argument that is not of a kind; `cure` says what to pass."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            text = shown(value)  # which may name the type
+            kind_of_it = "" if text.startswith("<a ") else f", of the type {type(value).__name__}"
+            raise ValueError(f"{name}={text}{kind_of_it}; pass {cure}")
+
+
+def chosen(name: str, value: object, allowed: Collection[object]) -> None:
+    """Raises ValueError if a value, which may be of any type, is not among the allowed ones."""
+    if not isinstance(value, str | None) or value not in allowed:
+        names = ", ".join(map(str, allowed))
+        raise ValueError(f"{name}={shown(value)} is not allowed; pass one of {names}")
+
+
+def settle(*faults: tuple[object, str]) -> None:
+    """Raises ValueError with the sentence of every fault that is true, all of them at once."""
+    found = [sentence for is_wrong, sentence in faults if is_wrong]
+    if found:
+        raise ValueError("; ".join(found))

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import pathlib
 import re
 
 _ROOT = pathlib.Path(__file__).parents[2]
+
+
+def need(package: str, subject: str, extra: str) -> None:
+    """Raises ValueError if a package of an extra, which `subject` needs, is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{subject} needs {package}: {install(extra)}")
 
 
 def install(extra: str) -> str:

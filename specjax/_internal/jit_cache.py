@@ -34,7 +34,7 @@ def keep_programs(most: int | None = MOST) -> None:
       ValueError: `most` is less than 1.
 
     Example:
-      >>> keep_programs(8)
+      >>> specjax.keep_programs(64)
     """
     global _most
     if most is not None and (not isinstance(most, int) or most < 1):
@@ -48,10 +48,27 @@ def clear_programs() -> None:
     """Frees all compiled programs of decoding; the next call of each structure compiles again.
 
     Example:
-      >>> clear_programs()
+      >>> specjax.clear_programs()
     """
     for table in _tables:
         table.clear()
+
+
+def structure_of(tree: object) -> Hashable:
+    """Returns the structure of a pytree as a key: equal for the same nodes, in the same places.
+
+    `jax.tree.structure` of two dataclasses with the same fields compares as equal in JAX 0.7.2 to
+    0.10.2 although their classes differ, and `jax.jit` then takes one program for both.
+    """
+
+    structure = jax.tree.structure(tree)
+    kinds, nodes = [], [structure]
+    while nodes:
+        node = nodes.pop()
+        data = node.node_data()  # (class, static fields), or None for a leaf
+        kinds.append(data and data[0])
+        nodes += node.children()
+    return structure, tuple(kinds)
 
 
 class Recent(Generic[Key, Value]):

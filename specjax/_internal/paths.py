@@ -24,7 +24,8 @@ def shipped(name: str) -> pathlib.Path:
       FileNotFoundError: there is none of that name; the message lists the existing ones.
 
     Example:
-      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> specjax.shipped("pycode/target").name
+      'target'
     """
     place = _checkpoints()
     if name and (place / name).exists():

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from specjax._internal.checks import real, within
 from specjax.auditing import checks, distribution, drafts
 from specjax.auditing.reference import Reader, Rounding, precision
 from specjax.auditing.report import Check, Distribution, Report
@@ -91,14 +92,17 @@ def audit(
       ValueError: arguments that do not fit, and what to pass instead; before anything is compiled.
 
     Example:
-      >>> report = audit(decoder, params, prompts)
-      >>> print(report)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> proposer, rule = specjax.NGram(2), specjax.Match()
+      >>> decoder = specjax.Decoder(target.model, proposer, rule, target.eos, capacity=32)
+      >>> params, few = specjax.Params(target.params), {"samples": 256, "max_new_tokens": 8}
+      >>> specjax.audit(decoder, params, [[5, 6, 7], [8, 9]], **few).passed
+      True
     """
     ids = [list(prompt) for prompt in prompts]
     chosen, processors = _split(settings)
     _check(decoder, ids, max_new_tokens, samples, num_tokens, rows, significance)
-    if seed < 0:
-        raise ValueError(f"seed={seed}; it must be 0 or greater")
+    within("seed", seed, 0)
     Sampling.create(1, **dataclasses.asdict(chosen))
     Processors.create(1, decoder.target.vocab_size, **processors)
     work = _Audit(
@@ -301,11 +305,12 @@ def _split(settings: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
                 f"{name}={settings[name]}; an audit takes one number, which all rows share"
             )
     temperature = settings.get("temperature", 1.0)
-    if not temperature > 0:
-        raise ValueError(
-            f"temperature={temperature} draws nothing to compare; "
-            "pass one greater than 0 (0 is checked too)"
-        )
+    real(
+        "temperature",
+        temperature,
+        "(0, inf)",
+        ", since 0 draws nothing to compare (it is checked too)",
+    )
     processors = {name: settings[name] for name in _OFF if name in settings}
     return Settings(**{name: settings[name] for name in _SAMPLING if name in settings}), processors
 
@@ -328,19 +333,11 @@ def _check(
             f"the prompts hold token ids from {least} to {most}; "
             f"the vocabulary has {decoder.target.vocab_size}"
         )
-    if rows < 2 * len(ids):
-        raise ValueError(
-            f"rows={rows} are too few for {len(ids)} prompts, each greedy and sampled: "
-            f"pass {2 * len(ids)}"
-        )
-    if not 1 <= num_tokens <= max_new_tokens:
-        raise ValueError(
-            f"num_tokens={num_tokens}; it must lie in [1, max_new_tokens={max_new_tokens}]"
-        )
-    if samples < rows:
-        raise ValueError(f"samples={samples}; it must be at least {rows}, the rows of a batch")
-    if not 0 < significance < 1:
-        raise ValueError(f"significance={significance}; it must lie between 0 and 1")
+    each = f", two for each of the {len(ids)} prompts, which are decoded greedily and sampled"
+    within("rows", rows, 2 * len(ids), note=each)
+    within("num_tokens", num_tokens, 1, max_new_tokens, ", at most max_new_tokens")
+    within("samples", samples, rows, note=", the rows of a batch")
+    real("significance", significance, "(0, 1)")
     room, longest = min(decoder.capacity, decoder.target.max_positions), max(map(len, ids))
     if longest + max_new_tokens > room:
         raise ValueError(

@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from specjax._internal.checks import real, within
+
 
 class Writer(Protocol):
     """The interface of anything that continues prompts with texts."""
@@ -44,12 +46,10 @@ class Endpoint:
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(
-                f"url={self.url} is no address; it must look like http://localhost:8000/v1"
+                f"url={self.url} is not an address; it must look like http://localhost:8000/v1"
             )
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout}; it must be greater than 0 seconds")
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency={self.concurrency}; it must be at least 1")
+        real("timeout", self.timeout, "(0, inf)", " (seconds)")
+        within("concurrency", self.concurrency, 1)
 
     def alone(self) -> Endpoint:
         """Returns the same endpoint with one request at a time."""

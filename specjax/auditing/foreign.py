@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax._internal.checks import real, within
 from specjax.auditing import chisquare
 from specjax.auditing.endpoint import Endpoint, Writer
 from specjax.auditing.report import POWER, Check, Distribution, Report
@@ -57,17 +58,15 @@ class Plan:
         if not self.prompts or not all(self.prompts):
             raise ValueError("audit needs at least one prompt, and none may be empty")
         for name in ("greedy_tokens", "samples", "sampled_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; it must be at least 1")
-        if not self.temperature > 0:
-            raise ValueError(
-                f"temperature={self.temperature} draws nothing to compare; "
-                "pass one greater than 0 (0 is checked too)"
-            )
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}; it must lie in (0, 1]")
-        if not 0 < self.significance < 1:
-            raise ValueError(f"significance={self.significance}; it must lie between 0 and 1")
+            within(name, getattr(self, name), 1)
+        real(
+            "temperature",
+            self.temperature,
+            "(0, inf)",
+            ", since 0 draws nothing to compare (it is checked too)",
+        )
+        real("top_p", self.top_p, "(0, 1]")
+        real("significance", self.significance, "(0, 1)")
 
 
 def audit_endpoint(endpoint: Endpoint, baseline: Writer | None, plan: Plan) -> Report:

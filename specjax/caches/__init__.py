@@ -1,10 +1,17 @@
 """Caches of the committed tokens of each row, and the reading of prompts in chunks."""
 
-from specjax.caches.branches import BranchCache, Memory
-from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
-from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
-from specjax.caches.recurrent import RecurrentCache
-from specjax.caches.sliding_window import WindowedCache
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.caches.branches import BranchCache, Memory
+    from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
+    from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
+    from specjax.caches.recurrent import RecurrentCache
+    from specjax.caches.sliding_window import WindowedCache
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "CHUNK",

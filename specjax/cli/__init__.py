@@ -2,58 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
+import importlib
+import sys
 import warnings
 
-from specjax import __version__
-from specjax.cli import audit, bench, datastore, demo, generate, inspect, serve, train, tune
-from specjax.flags import ending, open_streams, say
-from specjax.parallel import join_from, leaving
+from specjax.options.choice import chosen
+from specjax.options.exits import ending, open_streams, say
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
-    "demo": demo,
-    "generate": generate,
-    "bench": bench,
-    "audit": audit,
-    "inspect": inspect,
-    "tune": tune,
-    "datastore": datastore,
-    "serve": serve,
-    "train": train,
+    "demo": "show the text, the speed, and that no proposer changes a token, on the shipped models",
+    "generate": "continue a prompt with speculation, and compare with plain decoding",
+    "bench": "measure the acceptance and the speed of proposers, numbers of drafts and rules",
+    "audit": "compare a proposer and a rule with plain decoding; status 1 if a claim is broken",
+    "inspect": "describe a published drafter from its configuration and headers, without weights",
+    "tune": "measure what drafts cost and gain, and write a plan that generate starts from",
+    "datastore": "build a datastore of texts for the proposer datastore, or describe one",
+    "serve": "serve OpenAI's and LoRAX's API over HTTP; a text does not depend on load",
+    "train": "train drafts and heads, and measure",
 }
-"""The module of each command, with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of an option, unless it is None, False or empty."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        hidden = action.default is False or action.default in (None, [], [None])
-        return action.help if hidden else super()._get_help_string(action)
+"""The help of each command.  Its module has `main(prog, argv)`, and is imported when it runs."""
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs a command; an error that a user can fix prints a line on stderr, with status 2."""
     open_streams()
-    parser = argparse.ArgumentParser(
-        prog="specjax", description="Lossless speculative decoding in JAX."
-    )
-    parser.add_argument("--version", action="version", version=f"specjax {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=module.HELP,
-            description=module.HELP,
-            formatter_class=_Help,
-        )
-        module.add_arguments(command)
-    arguments = parser.parse_args(argv)
-    name = f"specjax {arguments.command}"
-    with leaving(), ending(name):
-        join_from(vars(arguments))
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: say(f"{name}: {message}")
-            COMMANDS[arguments.command].run(arguments)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["--version"]:
+        from specjax import __version__
+
+        print(f"specjax {__version__}")
+        sys.exit(0)
+    about = "Lossless speculative decoding in JAX."
+    command, rest = chosen("specjax", "command", COMMANDS, argv, about)
+    from specjax.parallel import leaving
+
+    name = f"specjax {command}"
+    with leaving(), ending(name), warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say(f"{name}: {message}")
+        importlib.import_module(f"specjax.cli.{command}").main(name, rest)

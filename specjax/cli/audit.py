@@ -5,7 +5,6 @@ With `--url` it audits another server by its texts.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import sys
@@ -15,92 +14,75 @@ from typing import Any
 import specjax
 from specjax.auditing import Endpoint, Plan, Report, audit, audit_endpoint
 from specjax.decoding import Decoder
-from specjax.flags import (
-    add_device_arguments,
-    add_model_arguments,
-    add_processor_arguments,
-    add_prompt_arguments,
-    add_proposer_arguments,
-    add_rule_arguments,
-    add_sampling_arguments,
-    choose,
-    load_models,
-    make_drafter,
-    make_rule,
-    processing,
-    read_prompts,
-    sampling,
-)
 from specjax.generation import bad_word_ids, encode
+from specjax.options.command import parse
+from specjax.options.fields import Options, flag, option
+from specjax.options.models import DeviceOptions, ModelOptions, choose, load_models, make_drafter
+from specjax.options.processes import ProcessOptions
+from specjax.options.prompts import PromptOptions
+from specjax.options.sampling import ProcessorOptions, SamplingOptions
+from specjax.options.speculation import ProposerOptions, RuleOptions, given, make_rule
 from specjax.parallel import leader
 from specjax.types import Params
 
-HELP = "compare a proposer and a rule with plain decoding; exit status 1 if a claim is broken"
-
 _PROMPTS = ["def ", "import os\n", "class Stack:\n", "The "]
 _SAMPLES, _FOREIGN = 16384, 2048
-_LOCAL = {
-    **dict.fromkeys(("draft", "drafter", "proposer", "mesh", "top_k", "min_p")),
-    "rule": "match",
-    "repetition_penalty": None,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "min_new_tokens": 0,
-    **{name: [] for name in ("logit_bias", "bad_word", "stop")},
-}
-"""Options that do not apply to a foreign server, with their defaults."""
+_LOCAL = (
+    "draft", "drafter", "proposer", "mesh", "top_k", "min_p", "rule", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "min_new_tokens", "logit_bias", "bad_word", "stop",
+)  # fmt: skip
+"""Options that do not apply to a foreign server."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prompt_arguments(parser)
-    add_model_arguments(parser)
-    add_proposer_arguments(parser)
-    add_rule_arguments(parser)
-    add_sampling_arguments(parser)
-    add_processor_arguments(parser)
-    add_device_arguments(parser, processes=True)
-    parser.add_argument(
-        "--samples",
-        type=int,
-        help=f"number of sampled texts; default: {_SAMPLES}, or {_FOREIGN} with --url",
+@dataclasses.dataclass(frozen=True)
+class ServerOptions(Options):
+    """A foreign server, audited only by its texts."""
+
+    group = "server"
+
+    url: str | None = option(
+        None,
+        "an OpenAI-compatible server, such as http://localhost:8000/v1, which is audited by its "
+        "texts",
     )
-    parser.add_argument(
-        "--num-tokens",
-        type=int,
-        default=3,
-        help="how many tokens at the start of each text are compared",
+    model: str | None = option(None, "the name of the model there")
+    baseline_url: str | None = option(
+        None, "a server of the same model without speculation; or pass --target with its folder"
     )
-    parser.add_argument("--rows", type=int, default=64, help="rows per batch")
-    parser.add_argument(
-        "--significance",
-        type=float,
-        default=1e-3,
-        help="a smaller p-value must be confirmed by fresh samples, so a lossless decoder fails "
-        "the audit less often than this",
+    baseline_model: str | None = option(None, "its name there; default: that of --model")
+    api_key_variable: str = option(
+        "OPENAI_API_KEY", "environment variable with the API key of the servers", metavar="NAME"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the report to FILE too")
-    foreign = parser.add_argument_group("a foreign server, audited by its texts alone")
-    foreign.add_argument(
-        "--url", help="an OpenAI-compatible server, such as http://localhost:8000/v1"
-    )
-    foreign.add_argument("--model", help="the name of the model there")
-    foreign.add_argument(
-        "--baseline-url",
-        help="a server of the same model without speculation; or pass --target with its folder",
-    )
-    foreign.add_argument("--baseline-model", help="its name there; default: that of --model")
-    foreign.add_argument(
-        "--api-key-variable",
-        default="OPENAI_API_KEY",
-        metavar="NAME",
-        help="environment variable with the API key of the servers",
-    )
-    foreign.add_argument("--timeout", type=float, default=60.0, help="seconds for one request")
-    foreign.add_argument("--concurrency", type=int, default=8, help="requests at the same time")
-    parser.set_defaults(temperature=1.0, max_new_tokens=32)
+    timeout: float = option(60.0, "seconds for one request")
+    concurrency: int = option(8, "requests at the same time")
 
 
-def run(arguments: argparse.Namespace) -> None:
+@dataclasses.dataclass(frozen=True)
+class AuditOptions(
+    ServerOptions, DeviceOptions, ProcessOptions, ProcessorOptions, SamplingOptions, RuleOptions,
+    ProposerOptions, ModelOptions, PromptOptions,
+):  # fmt: skip
+    """The options of `specjax audit`."""
+
+    group = "audit"
+
+    temperature: float | None = option(1.0, "0 is greedy")
+    max_new_tokens: int = option(32, "limit per prompt, in tokens")
+    samples: int | None = option(
+        None, f"number of sampled texts; default: {_SAMPLES}, or {_FOREIGN} with --url"
+    )
+    num_tokens: int = option(3, "how many tokens at the start of each text are compared")
+    rows: int = option(64, "rows per batch")
+    significance: float = option(
+        1e-3,
+        "a smaller p-value must be confirmed by fresh samples, so a lossless decoder fails the "
+        "audit less often than this",
+    )
+    json: str | None = option(None, "write the report to FILE too", metavar="FILE")
+
+
+def main(prog: str, argv: list[str]) -> None:
+    arguments = parse(AuditOptions, argv, prog=prog)
     report = _own(arguments) if arguments.url is None else _foreign(arguments)
     print(report)
     if arguments.json is not None and leader():
@@ -109,27 +91,23 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _prompts(arguments: argparse.Namespace) -> list[str]:
-    given = arguments.prompt or arguments.prompt_file
-    return read_prompts(arguments) if given else _PROMPTS
-
-
-def _own(arguments: argparse.Namespace) -> Report:
+def _own(arguments: AuditOptions) -> Report:
     """Audits a decoder of this library."""
     for name in ("model", "baseline_url", "baseline_model"):
         if getattr(arguments, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} is used with --url only; add --url")
+            raise ValueError(f"{flag(name)} is used with --url only; add --url")
     if arguments.stop:
         raise ValueError(
             f"--stop {arguments.stop[0]!r} cuts texts after they were decoded, and an audit "
             "compares tokens: leave it out"
         )
     kind = choose(arguments)
-    prompts = _prompts(arguments)
-    target, draft = load_models(arguments, [kind], [arguments.rule])
+    prompts = arguments.prompts(default=_PROMPTS)
+    models = load_models(arguments, [kind], [arguments.rule], arguments.devices())
+    target = models.target
     rule = make_rule(arguments, arguments.rule)
-    options = sampling(arguments, target)
-    drafter = make_drafter(arguments, kind, target, draft)
+    options = arguments.sampled(target, arguments.temperature)
+    drafter = make_drafter(kind, models, given(arguments))
     weights = drafter.arrays(target, arguments.rows)
     ids = encode(target, prompts)
     capacity = max(map(len, ids)) + max(arguments.max_new_tokens, 1)
@@ -137,7 +115,7 @@ def _own(arguments: argparse.Namespace) -> Report:
     names = ("num_tokens", "rows", "significance")
     numbers = {name: getattr(arguments, name) for name in names}
     numbers["samples"] = _SAMPLES if arguments.samples is None else arguments.samples
-    processors: dict[str, Any] = dict(processing(arguments, target))
+    processors: dict[str, Any] = dict(arguments.processing(target))
     del processors["stop"]
     ends = [list(target.eos)]
     processors["bad_words"] = bad_word_ids(target, processors["bad_words"], ends)
@@ -145,22 +123,23 @@ def _own(arguments: argparse.Namespace) -> Report:
     return audit(decoder, params, ids, **numbers, **options, **processors)
 
 
-def _foreign(arguments: argparse.Namespace) -> Report:
+def _foreign(arguments: AuditOptions) -> Report:
     """Audits another server."""
     if arguments.model is None:
         raise ValueError("--url needs --model with the name of the model on that server")
     if arguments.baseline_url is not None and arguments.target is not None:
         raise ValueError("pass either --baseline-url or --target as the baseline, not both")
-    for name, default in _LOCAL.items():
-        if getattr(arguments, name) != default:
+    assert arguments.url is not None and arguments.temperature is not None
+    for field in dataclasses.fields(arguments):
+        if field.name in _LOCAL and getattr(arguments, field.name) != field.default:
             raise ValueError(
-                f"--{name.replace('_', '-')} is not used with --url: a server has its own settings"
+                f"{flag(field.name)} is not used with --url: a server has its own settings"
             )
     key = os.environ.get(arguments.api_key_variable, "")
     timing = arguments.timeout, arguments.concurrency
     endpoint = Endpoint(arguments.url, arguments.model, key, *timing)
     plan = Plan(
-        _prompts(arguments),
+        arguments.prompts(default=_PROMPTS),
         arguments.max_new_tokens,
         _FOREIGN if arguments.samples is None else arguments.samples,
         arguments.num_tokens,

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
 import pathlib
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import specjax
 from specjax import plot
 from specjax.cli.report import Facts, Measured, Row, label, print_report
 from specjax.contract import Rule
-from specjax.flags import (
-    DRAFTED,
-    KINDS,
-    add_device_arguments,
-    add_model_arguments,
-    add_numbers_of_proposers,
-    add_numbers_of_rules,
-    add_processor_arguments,
-    add_prompt_arguments,
-    add_sampling_arguments,
-    load_models,
-    make_drafter,
-    make_rule,
-    number_of,
-    processing,
-    read_prompts,
-    reads,
-    sampling,
-)
 from specjax.generation import Options, check_length, encode
 from specjax.measure import (
     PromptCounts,
@@ -45,9 +26,28 @@ from specjax.measure import (
     medians,
     take_turns,
 )
+from specjax.options.command import parse
+from specjax.options.fields import option
+from specjax.options.models import DeviceOptions, ModelOptions, Models, load_models, make_drafter
+from specjax.options.processes import ProcessOptions
+from specjax.options.prompts import PromptOptions
+from specjax.options.sampling import FilterOptions, ProcessorOptions
+from specjax.options.speculation import (
+    BRANCHING,
+    DEPTH,
+    DRAFTED,
+    KINDS,
+    WITH_DEPTH,
+    NumberOptions,
+    RuleNumbers,
+    Value,
+    given,
+    make_rule,
+    number,
+    number_of,
+    reads,
+)
 from specjax.parallel import leader
-
-HELP = "measure the acceptance and the speed of proposers, numbers of draft tokens and rules"
 
 _LOOKAHEADS = (1, 2, 4, 6, 8)
 
@@ -91,38 +91,53 @@ class _Entry(Timed):
         return Sample(output.stats.seconds, output.stats.compile_seconds)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prompt_arguments(parser)
-    add_model_arguments(parser)
-    speculation = parser.add_argument_group("speculation")
-    speculation.add_argument(
-        "--proposers", "--proposer", nargs="+", choices=KINDS, default=["draft", "ngram"],
-        help="proposers to compare; plain decoding is always measured",
+@dataclasses.dataclass(frozen=True)
+class ComparedOptions(NumberOptions, RuleNumbers):
+    """The proposers and rules that are compared, with several numbers of drafts."""
+
+    group = "speculation"
+
+    proposers: tuple[str, ...] = option(
+        ("draft", "ngram"), "proposers to compare; plain decoding is always measured",
+        choices=KINDS, names=("--proposer",),
     )  # fmt: skip
-    add_numbers_of_proposers(speculation, _LOOKAHEADS)
-    rules = sorted(specjax.RULES)
-    speculation.add_argument(
-        "--rules", "--rule", nargs="+", choices=rules, default=["match"], help="rules to compare"
+    num_drafts: tuple[int, ...] = number(
+        _LOOKAHEADS, WITH_DEPTH, DEPTH, default=(), names=("--num-speculative-tokens",)
     )
-    add_numbers_of_rules(speculation)
-    add_sampling_arguments(parser, several=True)
-    add_processor_arguments(parser)
-    add_device_arguments(parser, processes=True)
-    parser.add_argument(
-        "--rounds", type=int, default=5,
-        help="measured rounds, after one round that compiles; 0 measures acceptance only",
+    branching: tuple[tuple[int, ...], ...] = number(
+        (3, 2, 1), ("tree", "datastore"), f"{BRANCHING}; repeat the option for another tree",
+        default=(), repeated=True,
     )  # fmt: skip
-    parser.add_argument(
-        "--limit-prompts", type=int, default=0, help="use at most this many prompts; 0 uses all"
+    rules: tuple[str, ...] = option(
+        ("match",), "rules to compare", choices=sorted(specjax.RULES), names=("--rule",)
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
-    )
-    parser.add_argument("--save", metavar="FILE", help="write that JSON object to this file")
-    parser.add_argument("--plot", metavar="FILE", help="draw alpha, tau and speed-up to this file")
 
 
-def run(arguments: argparse.Namespace) -> None:
+@dataclasses.dataclass(frozen=True)
+class BenchOptions(
+    DeviceOptions, ProcessOptions, ProcessorOptions, FilterOptions, ComparedOptions, ModelOptions,
+    PromptOptions,
+):  # fmt: skip
+    """The options of `specjax bench`."""
+
+    group = "measurement"
+
+    temperature: tuple[float, ...] = option(
+        (),
+        "0 is greedy; default: as in the target's generation_config.json if that samples, else 0",
+        names=("--temperatures",),
+    )
+    rounds: int = option(
+        5, "measured rounds, after one round that compiles; 0 measures acceptance only"
+    )
+    limit_prompts: int = option(0, "use at most this many prompts; 0 uses all")
+    json: bool = option(False, "print one JSON object and nothing else")
+    save: str | None = option(None, "write that JSON object to this file", metavar="FILE")
+    plot: str | None = option(None, "draw alpha, tau and speed-up to this file", metavar="FILE")
+
+
+def main(prog: str, argv: list[str]) -> None:
+    arguments = parse(BenchOptions, argv, prog=prog)
     if arguments.rounds < 0 or arguments.limit_prompts < 0:
         raise ValueError(
             f"--rounds {arguments.rounds} and --limit-prompts {arguments.limit_prompts}: "
@@ -130,13 +145,13 @@ def run(arguments: argparse.Namespace) -> None:
         )
     if arguments.plot:
         plot.new_figure()  # without matplotlib this raises before the measurement, not after it
-    prompts = read_prompts(arguments)
+    prompts = arguments.prompts()
     prompts = prompts[: arguments.limit_prompts or len(prompts)]
     # As for `generate`, `auto` has a draft model only if one is passed.
     drafted = DRAFTED if arguments.draft is None else (*DRAFTED, "auto")
-    target, draft = load_models(arguments, arguments.proposers, arguments.rules)
-    models = {kind: draft for kind in drafted}
-    entries, impossible = _entries(arguments, target, models, prompts)
+    models = load_models(arguments, arguments.proposers, arguments.rules, arguments.devices())
+    target = models.target
+    entries, impossible = _entries(arguments, models, drafted, prompts)
     report = {
         **describe(),
         "dtype": target.model.dtype.name,
@@ -157,29 +172,28 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _entries(
-    arguments: argparse.Namespace,
-    target: specjax.LanguageModel,
-    models: Mapping[str, specjax.LanguageModel | None],
-    prompts: list[str],
+    arguments: BenchOptions, models: Models, drafted: Sequence[str], prompts: list[str]
 ) -> tuple[list[_Entry], list[tuple[str, str]]]:
     """Returns the rows to measure, and the pairs (proposer, rule) that cannot be combined.
 
-    The first row of each temperature is plain decoding.  `models` are the draft models by kind.
+    The first row of each temperature is plain decoding.  The kinds in `drafted` take the draft.
 
     Raises:
       ValueError: the target, the draft, the proposers, the rules and the prompts do not fit
         together; raised before anything is compiled.
     """
+    target, undrafted_models = models.target, dataclasses.replace(models, draft=None)
     drafts, ids = [], encode(target, prompts)
     check_length("target", target, ids, arguments.max_new_tokens)
     for kind in dict.fromkeys(arguments.proposers):
-        for asked, branching in _variants(arguments, kind):
-            gamma = number_of(asked, "num_drafts")
+        for numbers, branching in _variants(given(arguments), kind):
+            gamma = number_of(numbers, "num_drafts")
             if isinstance(gamma, int) and gamma < 1:
                 raise ValueError(
                     f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway"
                 )
-            drafter = make_drafter(asked, kind, target, models.get(kind))
+            own = models if kind in drafted else undrafted_models
+            drafter = make_drafter(kind, own, numbers)
             if drafter.reader is not None:
                 check_length("draft", drafter.reader, ids, arguments.max_new_tokens)
             drafts.append(_Drafts(kind, drafter, branching))
@@ -188,9 +202,12 @@ def _entries(
     impossible: dict[tuple[str, str], None] = {}  # a set that keeps its order
     rules = {name: make_rule(arguments, name) for name in dict.fromkeys(arguments.rules)}
     plain = _Drafts("none", specjax.Drafter(specjax.NoProposer()), None)
-    for temperature in arguments.temperature:
-        asked = argparse.Namespace(**{**vars(arguments), "temperature": temperature})
-        options: Options = {**sampling(asked, target), **processing(asked, target)}
+    temperatures = arguments.temperature or (None,)
+    for temperature in temperatures:
+        options: Options = {
+            **arguments.sampled(target, temperature),
+            **arguments.processing(target),
+        }
         used = target.settings(temperature=temperature)["temperature"]
         facts = plain.facts("match", specjax.Match(), used)
         undrafted: Options = {**options, "drafter": plain.drafter}
@@ -202,7 +219,7 @@ def _entries(
             elif (each.kind, name) != ("none", "match"):
                 how: Options = {**options, "drafter": each.drafter, "rule": rule}
                 entries.append(_Entry(target, prompts, how, facts))
-    if len(entries) == len(arguments.temperature) and impossible:
+    if len(entries) == len(temperatures) and impossible:
         raise ValueError(
             f"--rules {' '.join(rules)} supports chains only, and --proposers "
             f"{' '.join(arguments.proposers)} proposes trees: use another rule, such as match, "
@@ -212,21 +229,19 @@ def _entries(
 
 
 def _variants(
-    arguments: argparse.Namespace, kind: str
-) -> list[tuple[argparse.Namespace, list[int] | None]]:
-    """Returns the arguments for each number of drafts, or for each tree, with its branching."""
-
-    def variant(**numbers: object) -> argparse.Namespace:
-        return argparse.Namespace(**{**vars(arguments), **numbers})
-
+    numbers: Mapping[str, Value], kind: str
+) -> list[tuple[dict[str, Value], list[int] | None]]:
+    """Returns the numbers for each number of drafts, or for each tree, with its branching."""
     if reads(kind, "num_drafts"):
-        lookaheads = getattr(arguments, "num_drafts", _LOOKAHEADS)
-        return [(variant(num_drafts=n), None) for n in lookaheads]
-    default = number_of(argparse.Namespace(), "num_drafts")
+        lookaheads = cast(Sequence[int], numbers.get("num_drafts", _LOOKAHEADS))
+        return [({**numbers, "num_drafts": n}, None) for n in lookaheads]
+    default = {**numbers, "num_drafts": number_of({}, "num_drafts")}
     if reads(kind, "branching"):
-        trees = getattr(arguments, "branching", [number_of(argparse.Namespace(), "branching")])
-        return [(variant(num_drafts=default, branching=[*t]), [*t]) for t in trees]
-    return [(variant(num_drafts=default), None)]
+        trees = cast(
+            Sequence[Sequence[int]], numbers.get("branching", [number_of({}, "branching")])
+        )
+        return [({**default, "branching": [*tree]}, [*tree]) for tree in trees]
+    return [(default, None)]
 
 
 def _measure(entries: list[_Entry], rounds: int) -> Measured:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import pathlib
 
 from specjax.files import find_folder, read_tokenizer
-from specjax.flags import progress, say
 from specjax.methods import (
     Datastore,
     describe_datastore,
@@ -16,62 +15,75 @@ from specjax.methods import (
     save_datastore,
     text_files,
 )
+from specjax.options.choice import chosen
+from specjax.options.command import parse
+from specjax.options.exits import say
+from specjax.options.fields import REQUIRED, Options, option
+from specjax.options.waiting import progress
 from specjax.text import vocabulary_digest
 
-HELP = "build a datastore of texts for the proposer datastore, or describe one"
+ACTIONS = {"build": "build one", "info": "describe one"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    build = actions.add_parser("build", help="build one", description=_build.__doc__)
-    build.add_argument(
-        "data",
-        nargs="+",
-        type=pathlib.Path,
-        help="files or folders of UTF-8 text; files of token ids end in .bin or .npy",
+@dataclasses.dataclass(frozen=True)
+class BuildOptions(Options):
+    """The texts, and the datastore."""
+
+    group = "datastore"
+
+    data: tuple[str, ...] = option(
+        REQUIRED, "files or folders of UTF-8 text; files of token ids end in .bin or .npy",
+        positional=True,
+    )  # fmt: skip
+    tokenizer: str = option(REQUIRED, "the target's folder, or org/name on the Hub")
+    out: str = option(REQUIRED, "folder to write")
+    pattern: str = option("*", "glob pattern of the files below a folder")
+    exclude: tuple[str, ...] = option((), "folders to leave out, by name", metavar="NAME")
+    capacity: int | None = option(
+        None, "the most tokens that it can hold when it grows; default: the next power of two"
     )
-    build.add_argument(
-        "--tokenizer", required=True, help="the target's folder, or org/name on the Hub"
-    )
-    build.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
-    build.add_argument(
-        "--pattern", default="*", help="glob pattern of the files below a folder (default: *)"
-    )
-    build.add_argument(
-        "--exclude", nargs="+", default=[], metavar="NAME", help="folders to leave out, by name"
-    )
-    build.add_argument(
-        "--capacity",
-        type=int,
-        help="the most tokens that it can hold when it grows; default: the next power of two",
-    )
-    info = actions.add_parser("info", help="describe one", description=_info.__doc__)
-    info.add_argument("folder", help="what `build` wrote")
-    info.add_argument("--tokenizer", help="check that it was built with the tokenizer of a target")
-    for action in (build, info):
-        action.add_argument(
-            "--json", action="store_true", help="print one JSON object and nothing else"
-        )
+    json: bool = option(False, "print one JSON object and nothing else")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.data:
+            raise ValueError("pass the files or folders of text of which the datastore is built")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    _build(arguments) if arguments.action == "build" else _info(arguments)
+@dataclasses.dataclass(frozen=True)
+class InfoOptions(Options):
+    """The datastore that is described."""
+
+    group = "datastore"
+
+    folder: str = option(REQUIRED, "what `build` wrote", positional=True)
+    tokenizer: str | None = option(None, "check that it was built with the tokenizer of a target")
+    json: bool = option(False, "print one JSON object and nothing else")
 
 
-def _build(arguments: argparse.Namespace) -> None:
+def main(prog: str, argv: list[str]) -> None:
+    name, rest = chosen(prog, "action", ACTIONS, argv, "Build a datastore, or describe one.")
+    if name == "build":
+        _build(parse(BuildOptions, rest, _build.__doc__, f"{prog} build"))
+    else:
+        _info(parse(InfoOptions, rest, _info.__doc__, f"{prog} info"))
+
+
+def _build(arguments: BuildOptions) -> None:
     """Tokenise a corpus, sort it, and write it.  The size is predicted first."""
     tokenizer = read_tokenizer(find_folder(arguments.tokenizer) / "tokenizer.json")
-    files = text_files(arguments.data, arguments.pattern, arguments.exclude)
+    files = text_files([*map(pathlib.Path, arguments.data)], arguments.pattern, arguments.exclude)
     size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     say(f"{len(files):,} files, {predict_size(files, tokenizer, size)}")
-    name = arguments.out.name or "datastore"
+    out = pathlib.Path(arguments.out)
+    name = out.name or "datastore"
     with progress("building"):
         store = Datastore.build(files, tokenizer, capacity=arguments.capacity, name=name)
-        save_datastore(arguments.out, store)
+        save_datastore(out, store)
     _show(store, arguments.json)
 
 
-def _info(arguments: argparse.Namespace) -> None:
+def _info(arguments: InfoOptions) -> None:
     """Describe a datastore, and compare its file with its hash."""
     facts = describe_datastore(arguments.folder)
     if arguments.tokenizer is not None:

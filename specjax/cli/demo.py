@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -11,20 +10,14 @@ import numpy as np
 
 import specjax
 from specjax.cli.colours import LEGEND, depths_of, painted
-from specjax.flags import (
-    DRAFTED,
-    add_device_arguments,
-    add_model_arguments,
-    add_prompt_arguments,
-    load_models,
-    make_drafter,
-    progress,
-    read_prompts,
-)
-from specjax.generation import Prepared, Request, decode, prepare, warm_up
+from specjax.generation import Prepared, Request, decode, prepare, read_file, warm_up
 from specjax.measure import Sample, Timed, medians, take_turns
-
-HELP = "show the text, the speed, and that no proposer changes a token, on the shipped models"
+from specjax.options.command import parse
+from specjax.options.fields import option
+from specjax.options.models import DeviceOptions, ModelOptions, load_models, make_drafter
+from specjax.options.prompts import PromptOptions
+from specjax.options.speculation import DRAFTED
+from specjax.options.waiting import progress
 
 KINDS = ("none", "auto", "ngram", "draft", "tree", "early-exit", "medusa")
 """The proposers of the second table."""
@@ -112,33 +105,32 @@ class _Part:
         return "\n".join(lines)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prompt_arguments(parser)
-    add_model_arguments(parser)
-    add_device_arguments(parser)
-    parser.add_argument("--max-new-tokens", type=int, default=96, help="length of the texts")
-    parser.add_argument("--seed", type=int, default=1, help="of the texts at temperature 1")
-    parser.add_argument(
-        "--no-colour", "--no-color", action="store_true", help="print the text without colours"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
-    )
+@dataclasses.dataclass(frozen=True)
+class DemoOptions(DeviceOptions, ModelOptions, PromptOptions):
+    """The options of `specjax demo`."""
+
+    group = "output"
+
+    max_new_tokens: int = option(96, "length of the texts")
+    seed: int = option(1, "of the texts at temperature 1")
+    colour: bool = option(True, "print the text without colours", names=("--color",))
+    json: bool = option(False, "print one JSON object and nothing else")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def main(prog: str, argv: list[str]) -> None:
+    arguments = parse(DemoOptions, argv, prog=prog)
     # With a target of one's own, a proposer whose weights are not given is left out.
     missing = [] if arguments.draft is not None or arguments.target is None else [*DRAFTED]
     if arguments.drafter is None and arguments.target is not None:
         missing.append("medusa")
     kinds = [kind for kind in KINDS if kind not in missing]
-    target, draft = load_models(arguments, kinds)
-    if not arguments.prompt and not arguments.prompt_file:
-        arguments.prompt_file = specjax.shipped("pycode/prompt.txt")
-    prompt = read_prompts(arguments)[0]
+    models = load_models(arguments, kinds, devices=arguments.devices())
+    target, undrafted = models.target, dataclasses.replace(models, draft=None)
+    shipped = read_file(specjax.shipped("pycode/prompt.txt"))
+    prompt = arguments.prompts(default=[str(each) for each in shipped])[0]
 
     def way(kind: str, temperature: float) -> _Way:
-        drafter = make_drafter(arguments, kind, target, draft if kind in DRAFTED else None)
+        drafter = make_drafter(kind, models if kind in DRAFTED else undrafted, {})
         request = Request(
             prompts=prompt, drafter=drafter, temperature=temperature, seed=arguments.seed,
             max_new_tokens=arguments.max_new_tokens,
@@ -161,10 +153,10 @@ def run(arguments: argparse.Namespace) -> None:
     auto = first.ways[1]
     assert auto.output is not None
     text = auto.output.text[0]
-    if not arguments.no_colour:
+    if arguments.colour:
         text = painted(auto.prepared, 0, auto.tokens, depths_of(auto.prepared)[0])
     print(f"{prompt}{text}\n")
-    if not arguments.no_colour:
+    if arguments.colour:
         print(f"{LEGEND}\n")
     print("Temperature 0: plain decoding, and the default, which drafts where it pays.\n")
     print(first.table())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 
 import jax
@@ -10,80 +10,90 @@ import jax
 import specjax
 from specjax import plot, tree
 from specjax.cli.colours import LEGEND, depths_of, painted
-from specjax.flags import (
-    add_constraint_arguments,
-    add_device_arguments,
-    add_model_arguments,
-    add_processor_arguments,
-    add_prompt_arguments,
-    add_proposer_arguments,
-    add_rule_arguments,
-    add_sampling_arguments,
+from specjax.generation import Options, Prepared, Request, decode, prepare, warm_up
+from specjax.options.command import parse
+from specjax.options.constraints import ConstraintOptions
+from specjax.options.fields import option
+from specjax.options.models import (
+    DeviceOptions,
+    Devices,
+    ModelOptions,
     choose,
-    constraint,
     drafting,
     load_models,
-    make_rule,
-    processing,
-    progress,
-    read_prompts,
-    sampling,
 )
-from specjax.generation import Options, Prepared, Request, decode, prepare, warm_up
+from specjax.options.processes import ProcessOptions
+from specjax.options.prompts import PromptOptions
+from specjax.options.sampling import ProcessorOptions, SamplingOptions
+from specjax.options.speculation import ProposerOptions, RuleOptions, given, make_rule
+from specjax.options.waiting import progress
 from specjax.parallel import leader, mesh_of
 
-HELP = "continue a prompt with speculation, and compare with plain decoding"
 
+@dataclasses.dataclass(frozen=True)
+class ChatOptions(PromptOptions):
+    """The prompts, which may be messages."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    prompts = add_prompt_arguments(parser)
-    prompts.add_argument(
-        "--chat",
-        action="store_true",
-        help="treat each prompt as a user's message, and apply the target's chat template",
+    chat: bool = option(
+        False, "treat each prompt as a user's message, and apply the target's chat template"
     )
-    add_model_arguments(parser)
-    add_proposer_arguments(parser)
-    add_rule_arguments(parser)
-    add_sampling_arguments(parser)
-    add_processor_arguments(parser)
-    add_constraint_arguments(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--logprobs",
-        type=int,
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftDeviceOptions(DeviceOptions, ProcessOptions):
+    """The devices of the target and of the draft."""
+
+    draft_mesh: str | None = option(
+        None,
+        "devices of the draft alone, after those of --mesh: it drafts while the target verifies",
+        metavar="data=N,model=M",
+    )
+
+    def devices(self) -> Devices:
+        own = self.sizes("draft-mesh", self.draft_mesh)
+        return dataclasses.replace(super().devices(), draft_sizes=own)
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateOptions(
+    DraftDeviceOptions, ConstraintOptions, ProcessorOptions, SamplingOptions, RuleOptions,
+    ProposerOptions, ModelOptions, ChatOptions,
+):  # fmt: skip
+    """The options of `specjax generate`."""
+
+    group = "output"
+
+    logprobs: int | None = option(
+        Request.logprobs,
+        "with --json: print the log-probability of each token and of the N most probable ones",
         metavar="N",
-        help="with --json: print the log-probability of each token and of the N most probable ones",
     )
-    output.add_argument(
-        "--no-compare", action="store_true", help="skip the comparison with plain decoding"
+    compare: bool = option(True, "skip the comparison with plain decoding")
+    plot: str | None = option(
+        None, "draw the tree of the Medusa heads and its measured acceptance to this file"
     )
-    output.add_argument(
-        "--plot", help="draw the tree of the Medusa heads and its measured acceptance to this file"
-    )
-    output.add_argument(
-        "--colour", "--color", action="store_true",
-        help="colour the tokens that were accepted drafts, by depth; this decodes once more",
+    colour: bool = option(
+        False, "colour the tokens that were accepted drafts, by depth; this decodes once more",
+        names=("--color",),
     )  # fmt: skip
-    output.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
-    )
-    add_device_arguments(parser, draft_mesh=True, processes=True)
+    json: bool = option(False, "print one JSON object and nothing else")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    prompts = read_prompts(arguments)
+def main(prog: str, argv: list[str]) -> None:
+    arguments = parse(GenerateOptions, argv, prog=prog)
+    prompts = arguments.prompts()
     if arguments.logprobs is not None and not arguments.json:
         raise ValueError("--logprobs is printed as JSON; add --json")
     if arguments.colour and (arguments.json or arguments.stop):
         raise ValueError("--colour colours a text up to its end: leave --json and --stop out")
-    kind = choose(arguments, arguments.rule)
-    target, draft = load_models(arguments, [kind], [arguments.rule])
-    settings = sampling(arguments, target)
+    kind = choose(arguments, arguments.rule, arguments.draft_mesh is not None)
+    models = load_models(arguments, [kind], [arguments.rule], arguments.devices())
+    target, draft = models.target, models.draft
+    settings = arguments.sampled(target, arguments.temperature)
     options: Options = {
         **settings,
-        **processing(arguments, target),
-        "constraint": constraint(arguments),
+        **arguments.processing(target),
+        "constraint": arguments.constraint(),
         "logprobs": arguments.logprobs,
         "rule": make_rule(arguments, arguments.rule),
     }
@@ -92,17 +102,15 @@ def run(arguments: argparse.Namespace) -> None:
     asked = None if arguments.chat else prompts
     # A comparison does not stream, since the time for reading the text every few steps would count
     # as decoding time.
-    stream = (
-        not arguments.json and not arguments.colour and len(prompts) == 1 and arguments.no_compare
-    )
-    drafted: Options = {**options, **drafting(arguments, kind, target, draft)}
+    stream = not (arguments.json or arguments.colour or arguments.compare) and len(prompts) == 1
+    drafted: Options = {**options, **drafting(kind, models, given(arguments), arguments.rule)}
     draft_mesh = mesh_of(draft.params) if arguments.draft_mesh and draft is not None else None
     request = Request(prompts=asked, **drafted)
     prepared = prepare(target, request, stream=stream, draft_mesh=draft_mesh)
     undrafted: Options = {**options, "proposer": "none"}
     # A process with only the draft has no shard of the target to decode with.
     apart = draft_mesh is not None and jax.process_count() > 1
-    compares = not (arguments.no_compare or apart)
+    compares = arguments.compare and not apart
     plain = None
     if compares:
         plain = prepare(target, Request(prompts=asked, **undrafted), stream=stream)
@@ -154,7 +162,7 @@ def _plot(drafter: specjax.Drafter | None, path: str) -> None:
         figure.savefig(path)
 
 
-def _show(prepared: Prepared, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
+def _show(prepared: Prepared, prompts: list[str], arguments: GenerateOptions) -> specjax.Output:
     """Decode, and without --json print the texts; a streamed text is printed as it grows."""
     gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
     if prepared.stream:

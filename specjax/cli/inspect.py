@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import math
 
@@ -12,8 +12,8 @@ from specjax.drafters import open_drafter
 from specjax.files import find_folder, read_config
 from specjax.methods import METHODS
 from specjax.models import LanguageModel, LinenModel, Transformer
-
-HELP = "describe a published drafter from its configuration and headers; reads no weights"
+from specjax.options.command import parse
+from specjax.options.fields import REQUIRED, Options, option
 
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "BOOL": 1, "U8": 1, "I8": 1}
 """The bytes of a number, by the names that safetensors has for dtypes."""
@@ -21,20 +21,24 @@ _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "BOOL": 1
 _TABLES = ("BOOL", "I32", "I64", "U8")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", help="folder with config.json and safetensors, or org/name on the Hub"
+@dataclasses.dataclass(frozen=True)
+class InspectOptions(Options):
+    """The options of `specjax inspect`."""
+
+    group = "inspection"
+
+    folder: str = option(
+        REQUIRED, "folder with config.json and safetensors, or org/name on the Hub",
+        positional=True,
+    )  # fmt: skip
+    target: str | None = option(
+        None, "folder of the target, or org/name: checks that the drafter fits its sizes"
     )
-    parser.add_argument(
-        "--target",
-        help="folder of the target, or org/name: checks that the drafter fits its sizes",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
-    )
+    json: bool = option(False, "print one JSON object and nothing else")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def main(prog: str, argv: list[str]) -> None:
+    arguments = parse(InspectOptions, argv, prog=prog)
     folder = find_folder(arguments.folder)
     name, config, tensors = open_drafter(folder)
     target = None if arguments.target is None else _abstract(arguments.target)

@@ -2,101 +2,113 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
 
 import specjax
-from specjax.flags import add_device_arguments, load_models, progress, say
 from specjax.generation import plan_of
 from specjax.methods import BoundDrafter
+from specjax.options.command import parse
+from specjax.options.exits import say
+from specjax.options.fields import Options, option
+from specjax.options.models import DeviceOptions, ModelOptions, load_models
+from specjax.options.waiting import progress
 from specjax.serve import Engine, ServerOptions, check_packages, run_server
-
-HELP = "serve OpenAI's and LoRAX's API over HTTP; a text does not depend on load"
 
 _KEY = "SPECJAX_API_KEY"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    models = parser.add_argument_group("models")
-    models.add_argument(
-        "--target", help="folder of the target, or org/name on the Hub; default: the shipped target"
+@dataclasses.dataclass(frozen=True)
+class ServedOptions(Options):
+    """The models, of which requests choose a drafter by name."""
+
+    group = "model"
+
+    target: str | None = option(
+        None, "folder of the target, or org/name on the Hub; default: the shipped target"
     )
-    models.add_argument(
-        "--draft",
-        help='folder of a draft model, or org/name, for the drafter "draft"; default: the shipped '
+    draft: str | None = option(
+        None,
+        'folder of a draft model, or org/name, for the drafter "draft"; default: the shipped '
         "draft, with the shipped target",
     )
-    models.add_argument(
-        "--drafter",
-        action="append",
-        default=[],
+    drafter: tuple[str, ...] = option(
+        (),
+        "folder of a drafter that was trained for the target (EAGLE-3, DFlash, ...); repeat the "
+        "option for more, each with a name",
         metavar="[NAME=]FOLDER",
-        help="folder of a drafter that was trained for the target (EAGLE-3, DFlash, ...); repeat "
-        "the option for more, each with a name",
+        repeated=True,
     )
-    models.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
+    adapter: tuple[str, ...] = option(
+        (),
+        'Medusa heads for the drafter "medusa", from which requests choose by name; repeat the '
+        "option for more of the same sizes",
         metavar="NAME=FOLDER",
-        help='Medusa heads for the drafter "medusa", from which requests choose by name; repeat '
-        "the option for more of the same sizes",
+        repeated=True,
     )
-    models.add_argument("--dtype", help="float32, bfloat16 or float16; default: as for generate")
-    drafting = parser.add_argument_group("speculation")
-    drafting.add_argument(
-        "--num-drafts", "--num-speculative-tokens", type=int,
-        help='greatest depth of the drafts of "draft" and "lookup"; default: 4, or by the plan',
+    dtype: str | None = option(None, "float32, bfloat16 or float16; default: as for generate")
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftingOptions(Options):
+    """The drafters that are offered, and the default."""
+
+    group = "speculation"
+
+    num_drafts: int | None = option(
+        None, 'greatest depth of the drafts of "draft" and "lookup"; default: 4, or by the plan',
+        names=("--num-speculative-tokens",),
     )  # fmt: skip
-    drafting.add_argument(
-        "--no-lookup", action="store_true", help='leave out prompt lookup, the drafter "lookup"'
-    )
-    drafting.add_argument(
-        "--default",
+    lookup: bool = option(True, 'leave out prompt lookup, the drafter "lookup"')
+    default: str | None = option(
+        None,
+        'drafter of requests that name none, or two as "lookup+draft"; "none" is plain decoding, '
+        '"auto" what a plan (specjax tune) says is fastest for so many slots, or plain decoding '
+        "without a plan. Default: auto; if drafters or their numbers are given, the first of "
+        "draft, those of --drafter, medusa, lookup",
         metavar="NAME",
-        help='drafter of requests that name none, or two as "lookup+draft"; "none" is plain '
-        'decoding, "auto" what a plan (specjax tune) says is fastest for so many slots, or plain '
-        "decoding without a plan. Default: auto; if drafters or their numbers are given, the first "
-        "of draft, those of --drafter, medusa, lookup",
     )
-    add_device_arguments(parser)
-    room = parser.add_argument_group("room and limits")
-    room.add_argument("--slots", type=int, default=8, help="requests that decode at once")
-    room.add_argument(
-        "--capacity", type=int, default=2048, help="tokens of a prompt with its output"
-    )
-    room.add_argument("--waiting", type=int, default=64, help="requests that may wait for a slot")
-    room.add_argument(
-        "--chunk", type=int, default=128, help="tokens of a prompt that are read between two steps"
-    )
-    room.add_argument(
-        "--logprobs",
-        type=int,
-        default=0,
+
+
+@dataclasses.dataclass(frozen=True)
+class RoomOptions(Options):
+    """The room for requests."""
+
+    group = "room"
+
+    slots: int = option(8, "requests that decode at once")
+    capacity: int = option(2048, "tokens of a prompt with its output")
+    waiting: int = option(64, "requests that may wait for a slot")
+    chunk: int = option(128, "tokens of a prompt that are read between two steps")
+    logprobs: int = option(
+        0, "record log-probabilities, and those of the N most probable tokens; -1 records none",
         metavar="N",
-        help="record log-probabilities, and those of the N most probable tokens; -1 records none",
-    )
-    room.add_argument(
-        "--constraint-size",
-        type=int,
-        nargs=2,
-        default=[512, 256],
-        metavar=("STATES", "CLASSES"),
-        help="room for the automaton of a request's JSON schema; 0 0 refuses schemas",
-    )
-    room.add_argument("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
-    room.add_argument("--max-texts", type=int, default=16, help="texts of a request")
-    address = parser.add_argument_group("address")
-    address.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    address.add_argument("--port", type=int, default=8000, help="0 takes any free port")
-    address.add_argument(
-        "--api-key", help=f"requests have to send this key; default: the variable {_KEY}"
+    )  # fmt: skip
+    constraint_size: tuple[int, int] = option(
+        (512, 256), "room for the automaton of a request's JSON schema; 0 0 refuses schemas",
+        metavar="STATES CLASSES",
+    )  # fmt: skip
+    max_body: int = option(4 * 2**20, "bytes of a request")
+    max_texts: int = option(16, "texts of a request")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions(RoomOptions, DeviceOptions, DraftingOptions, ServedOptions):
+    """The options of `specjax serve`."""
+
+    group = "address"
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "0 takes any free port")
+    api_key: str | None = option(
+        None, f"requests have to send this key; default: the variable {_KEY}"
     )
 
 
-def run(arguments: argparse.Namespace) -> None:
+def main(prog: str, argv: list[str]) -> None:
+    arguments = parse(ServeOptions, argv, prog=prog)
     drafters = [_named("drafter", text, "drafter") for text in arguments.drafter]
     adapters = [_named("adapter", text, None) for text in arguments.adapter]
     if not 0 <= arguments.port <= 65535:
@@ -109,17 +121,18 @@ def run(arguments: argparse.Namespace) -> None:
         "--max-body ": arguments.max_body, "--max-texts ": arguments.max_texts,
         "--slots ": arguments.slots,
     }  # fmt: skip
-    for option, value in numbers.items():
+    for name, value in numbers.items():
         if value < 1:
-            raise ValueError(f"{option}{value} is not allowed; it must be at least 1")
+            raise ValueError(f"{name}{value} is not allowed; it must be at least 1")
     check_packages()
     drafted = arguments.draft is not None or arguments.target is None
-    # `load_models` also looks at options that this command does not have.
-    asked = argparse.Namespace(**{**vars(arguments), "drafter": None})
-    target, draft = load_models(asked, ["draft"] if drafted else ["ngram"])
+    named = ModelOptions(arguments.target, arguments.draft, None, arguments.dtype)
+    kinds = ["draft"] if drafted else ["ngram"]
+    models = load_models(named, kinds, devices=arguments.devices())
+    target, draft = models.target, models.draft
     first = arguments.default
     numbered = arguments.num_drafts is not None  # 0 is a number, too
-    chosen = any((numbered, arguments.no_lookup, drafters, adapters))
+    chosen = any((numbered, not arguments.lookup, drafters, adapters))
     if first == "auto" and chosen:
         raise ValueError(
             "--default auto chooses among lookup, a draft model and plain decoding, and how deep: "
@@ -163,7 +176,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _given(
-    arguments: argparse.Namespace,
+    arguments: ServeOptions,
     target: specjax.LanguageModel,
     draft: specjax.LanguageModel | None,
     drafters: Sequence[tuple[str, pathlib.Path | str]],
@@ -179,7 +192,7 @@ def _given(
     if adapters:
         heads = {name: specjax.load_medusa(folder, target) for name, folder in adapters}
         loaded["medusa"] = specjax.MedusaBank.create(heads)
-    if not arguments.no_lookup:
+    if arguments.lookup:
         loaded["lookup"] = BoundDrafter(specjax.NGram(depth))
     return loaded
 

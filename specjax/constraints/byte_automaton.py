@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
-import importlib.util
 import json
 import re
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax._internal.extras import install
+from specjax._internal.extras import need
 from specjax.constraints.automaton import ENDLESS, fewest_steps
 from specjax.text import ask
 from specjax.types import ABSENT
@@ -126,9 +125,14 @@ def absent_from(expression: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _asked(request: str, subject: str) -> dict[str, Any]:
-    if importlib.util.find_spec("outlines_core") is None:
-        raise ValueError(f"{subject} needs outlines_core: {install('constrain')}")
-    return ask("expressions", subject, "write a smaller one", request.encode())
+    need("outlines_core", subject, "constrain")
+    refusals = {
+        "refused": "cannot be compiled: {}; it must be a regular expression of Rust's regex, "
+        "without look-around, back-references and \\b",
+        "many": "needs more than {} states: bound its repetitions, or make them unbounded "
+        "(* instead of {{0,1000}})",
+    }
+    return ask("expressions", subject, "write a smaller one", request.encode(), refusals)
 
 
 def of_expression(subject: str, expression: str, absent: str = "") -> Bytes:
@@ -146,16 +150,6 @@ def of_expression(subject: str, expression: str, absent: str = "") -> Bytes:
     """
     request = {"expression": expression, "absent": absent}
     answer = _asked(json.dumps(request), subject)
-    if "refused" in answer:
-        raise ValueError(
-            f"{subject} cannot be compiled: {answer['refused']}; it must be a regular expression "
-            "of Rust's regex, without look-around, back-references and \\b"
-        )
-    if "many" in answer:
-        raise ValueError(
-            f"{subject} needs more than {answer['many']} states: bound its repetitions, or make "
-            "them unbounded (* instead of {0,1000})"
-        )
     if not answer["states"]:
         return of_texts(())
     table = np.frombuffer(base64.b64decode(answer["table"]), np.dtype("<i2")).reshape(-1, 256)

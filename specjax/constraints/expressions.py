@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax._internal.checks import flag, items, shown
+from specjax._internal.checks import flag, items, shown, typed
 from specjax.constraints import byte_automaton, schemas
 from specjax.constraints.byte_automaton import Bytes
 
@@ -53,10 +53,7 @@ class Regex(Expression):
 
     def __post_init__(self) -> None:
         flag("canonical", self.canonical)
-        if not isinstance(self.expression, str):
-            raise ValueError(
-                f"Regex({shown(self.expression)}); pass a text such as Regex('[0-9]+')"
-            )
+        typed("a text, as in Regex('[0-9]+')", str, Regex=self.expression)
 
     @property
     def key(self) -> str:
@@ -97,8 +94,7 @@ class JSONSchema(Expression):
 
     def __post_init__(self) -> None:
         flag("canonical", self.canonical)
-        if not isinstance(self.whitespace, str):
-            raise ValueError(f"whitespace={shown(self.whitespace)}; pass a regular expression")
+        typed("a regular expression", str, whitespace=self.whitespace)
         object.__setattr__(self, "schema", schemas.canonical(self.schema))
 
     @property
@@ -165,8 +161,7 @@ class Grammar:
     whitespace: str = "[ ]?"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.whitespace, str):
-            raise ValueError(f"whitespace={shown(self.whitespace)}; pass a regular expression")
+        typed("a regular expression", str, whitespace=self.whitespace)
         text = self.grammar
         if isinstance(text, Mapping) or (isinstance(text, str) and text.lstrip()[:1] == "{"):
             text = schemas.canonical(text, "Grammar")

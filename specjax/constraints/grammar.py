@@ -6,7 +6,6 @@ Grammar -> llguidance's form -> one matcher, checked -> a copy of it for each ro
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 
 from specjax._internal.bit_masks import words_of
 from specjax._internal.checks import each
-from specjax._internal.extras import install
+from specjax._internal.extras import need
 from specjax._internal.jit_cache import Recent
 from specjax.constraints.compile import called, need_end, tokenizer_of
 from specjax.constraints.expressions import Grammar
@@ -117,8 +116,7 @@ def matchers_of(
 def _start(target: LanguageModel, grammar: Grammar) -> Any:
     """Returns llguidance's matcher of an empty text, checked."""
     name, size = f"constraint={called(grammar)}", target.model.vocab_size
-    if importlib.util.find_spec("llguidance") is None:
-        raise ValueError(f"{name} needs llguidance: {install('grammar')}")
+    need("llguidance", name, "grammar")
     tokenizer, digest = tokenizer_of(target, grammar)
     vocabulary = _vocabularies.get(
         (digest, size), lambda: _vocabulary(token_bytes(tokenizer, size))
@@ -184,7 +182,7 @@ def _form(grammar: Grammar, name: str) -> str:
             text = gbnf_to_lark.any_to_lark(text)
         except Exception as error:  # whatever it raises for a faulty grammar
             reason = " ".join(str(error).split())
-            raise ValueError(f"{name} is no grammar in GBNF ({reason}); correct it") from None
+            raise ValueError(f"{name} is not a grammar in GBNF ({reason}); correct it") from None
     return LLMatcher.grammar_from_lark(text + _ANY_SPELLING)
 
 

@@ -12,14 +12,21 @@ To *read* tokens means to run a forward pass over them.  A pass *stages* the key
 tokens in the cache, after the committed ones; `Cache.commit` then keeps some of them.
 """
 
-from specjax.contract.cache import Cache, refuse_path, refuse_taps
-from specjax.contract.declared import Part
-from specjax.contract.model import Loaded, Model
-from specjax.contract.proposer import Context, Proposer
-from specjax.contract.rule import Rule
-from specjax.contract.source import BlockSource, Lookahead, Source
-from specjax.contract.wrapper import Wrapper
-from specjax.types import Arrays, Corrected, Draw, Warp
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.contract.cache import Cache, refuse_path, refuse_taps
+    from specjax.contract.declared import Part
+    from specjax.contract.model import Loaded, Model
+    from specjax.contract.proposer import Context, Proposer
+    from specjax.contract.rule import Rule
+    from specjax.contract.source import BlockSource, Lookahead, Source
+    from specjax.contract.wrapper import Wrapper
+    from specjax.types import Arrays, Corrected, Draw, Warp
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "Arrays",

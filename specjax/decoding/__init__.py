@@ -1,18 +1,25 @@
 """Decoding: prefill, then propose, verify and commit in a compiled loop."""
 
-from specjax.decoding.commit import write
-from specjax.decoding.decoder import Decoder, Verification
-from specjax.decoding.host_grammar import Guided
-from specjax.decoding.inputs import RowInputs
-from specjax.decoding.logprobs import Logprobs
-from specjax.decoding.prefill import begin, eos_of_rows, slots_ahead, start
-from specjax.decoding.stats import (
-    Summary,
-    acceptance_rate,
-    expected_accepted_length,
-    mean_accepted_length,
-    summarize,
-)
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.decoding.commit import write
+    from specjax.decoding.decoder import Decoder, Verification
+    from specjax.decoding.host_grammar import Guided
+    from specjax.decoding.inputs import RowInputs
+    from specjax.decoding.logprobs import Logprobs
+    from specjax.decoding.prefill import begin, eos_of_rows, slots_ahead, start
+    from specjax.decoding.stats import (
+        Summary,
+        acceptance_rate,
+        expected_accepted_length,
+        mean_accepted_length,
+        summarize,
+    )
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "Decoder",

@@ -23,8 +23,9 @@ from flax import struct
 from jax import Array
 from jax.sharding import NamedSharding
 
+from specjax._internal.checks import within
 from specjax._internal.control_flow import apply_if
-from specjax._internal.jit_cache import programs
+from specjax._internal.jit_cache import programs, structure_of
 from specjax._internal.platforms import lowering_platforms
 from specjax.contract import Cache, Context, Draw, Model, Proposer, Rule
 from specjax.decoding.commit import count, emit, record, write
@@ -135,22 +136,16 @@ class Decoder:
                     f"pass an instance of a subclass of specjax.contract.{kind.__name__}"
                 )
         has_numbers = not jax.tree_util.all_leaves([self.rule])
-        form = jax.tree.structure(self.rule) if has_numbers else self.rule
+        form = structure_of(self.rule) if has_numbers else self.rule
         object.__setattr__(self, "_rule_form", form)
-        if self.capacity < 2:
-            raise ValueError(
-                f"capacity={self.capacity}; it must be at least 2, for a prompt token and a new one"
-            )
+        within("capacity", self.capacity, 2, note=", for a prompt token and a new one")
         if self.proposer.num_nodes > self.capacity:
             raise ValueError(
                 f"a proposal of {self.proposer.num_nodes} nodes is larger than the capacity of "
                 f"{self.capacity} tokens: propose fewer, or raise the capacity"
             )
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= self.target.vocab_size:
-            raise ValueError(
-                f"num_logprobs={self.num_logprobs} is not allowed; "
-                f"it must be in [0, {self.target.vocab_size}], or None"
-            )
+        if self.num_logprobs is not None:
+            within("num_logprobs", self.num_logprobs, 0, self.target.vocab_size, ", or be None")
         if self.logits_processor is not None:
             check_function(self.logits_processor, self.target.vocab_size, self.capacity)
         check_fit(self.target, self.proposer, self.rule)
@@ -403,8 +398,7 @@ class Decoder:
         Use a yielded state before you resume the generator: resuming donates it.  `send` a bool [B]
         to stop rows.
         """
-        if steps_per_chunk < 1:
-            raise ValueError(f"steps_per_chunk={steps_per_chunk}; it must be at least 1")
+        within("steps_per_chunk", steps_per_chunk, 1)
         while not to_host(state.done).all():
             state = self.run(params, state, steps_per_chunk)
             stop = yield state
@@ -424,7 +418,7 @@ class Decoder:
         check_slot(slot, len(state.tokens), len(row.tokens))
 
         def shape(x: DecodeState) -> tuple[object, list[tuple[int, ...]]]:
-            return jax.tree.structure(x), [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
+            return structure_of(x), [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
 
         if shape(state) != shape(row):
             raise ValueError(
@@ -453,7 +447,7 @@ class Decoder:
 
 
 def _kind(_: object, state: DecodeState, steps: object) -> tuple[object, ...]:
-    return state.tokens.shape, state.eos.shape, jax.tree.structure(state.processors)
+    return state.tokens.shape, state.eos.shape, structure_of(state.processors)
 
 
 @programs(static=2, shape=_kind, donate=(3,))

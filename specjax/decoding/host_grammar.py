@@ -17,13 +17,12 @@ import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from specjax._internal.bit_masks import words_of
-from specjax._internal.jit_cache import programs
+from specjax._internal.jit_cache import programs, structure_of
 from specjax.constraints import Matcher, Matchers
 from specjax.decoding.decoder import Decoder
 from specjax.parallel import constrain_like, layout, to_host
@@ -103,7 +102,7 @@ class Guided:
 
 
 def _kind(_: Params, state: DecodeState, *more: object) -> tuple[object, ...]:
-    return state.tokens.shape, state.eos.shape, jax.tree.structure(state.processors)
+    return state.tokens.shape, state.eos.shape, structure_of(state.processors)
 
 
 @programs(static=2, shape=_kind, donate=(3,))

@@ -14,7 +14,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from specjax._internal.jit_cache import programs
+from specjax._internal.jit_cache import programs, structure_of
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Cache, Model, Proposer
 from specjax.decoding.inputs import RowInputs
@@ -55,6 +55,11 @@ def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
     """The token ids that end each row, as [B, ids] int32 padded with ABSENT.
 
     The number of ids is rounded up to a multiple of four, so that few shapes are compiled.
+
+    Example:
+      >>> specjax.eos_of_rows([[2], [0, 3]])
+      array([[ 2, -1, -1, -1],
+             [ 0,  3, -1, -1]], dtype=int32)
     """
     rows = [sorted(set(row)) for row in ids]
     width = -(-max(4, *map(len, rows)) // 4) * 4
@@ -179,7 +184,7 @@ def begin(decoder: Parts, cache: Cache, proposer: Arrays, inputs: RowInputs) -> 
 
 def _kind(cache: object, params: object, states: object, inputs: RowInputs) -> tuple[object, ...]:
     looked_up = None if inputs.documents is None else inputs.documents.shape
-    processors = jax.tree.structure(inputs.processors)
+    processors = structure_of(inputs.processors)
     return inputs.prompt.shape, inputs.eos.shape, processors, looked_up
 
 

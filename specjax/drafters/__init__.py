@@ -1,26 +1,32 @@
 """Drafters: a proposer together with its weights, for one target."""
 
-from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, automatic, widths_of
-from specjax.drafters.arranging import CHAIN, arrange, as_chain
-from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
-from specjax.drafters.costs import cost_aware
-from specjax.drafters.folder import load_drafter, open_drafter, save_drafter
-from specjax.methods import (
-    Adapter,
-    BoundDrafter,
-    Drafter,
-    MakeArrays,
-    MedusaAdapter,
-    MedusaBank,
-    PublishedDrafter,
-    PublishedSource,
-    Sizes,
-    first_of,
-    make_drafter,
-    own_shardings,
-    sizes_of,
-    with_draft,
-)
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, automatic, widths_of
+    from specjax.drafters.arranging import CHAIN, arrange, as_chain
+    from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
+    from specjax.drafters.costs import cost_aware
+    from specjax.drafters.folder import load_drafter, open_drafter, save_drafter
+    from specjax.methods import (
+        Adapter,
+        BoundDrafter,
+        Drafter,
+        MedusaAdapter,
+        MedusaBank,
+        PublishedDrafter,
+        PublishedSource,
+        Sizes,
+        first_of,
+        make_drafter,
+        own_shardings,
+        sizes_of,
+        with_draft,
+    )
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "CHAIN",
@@ -31,7 +37,6 @@ __all__ = [
     "AdaptiveDrafter",
     "BoundDrafter",
     "Drafter",
-    "MakeArrays",
     "MedusaAdapter",
     "MedusaBank",
     "PublishedDrafter",

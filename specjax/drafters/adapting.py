@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import shown, typed
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN
-from specjax.methods import Adapter, BoundDrafter, Drafter, MakeArrays, make_drafter, refuse_adapter
+from specjax.methods import Adapter, BoundDrafter, Drafter, make_drafter
 from specjax.models import LanguageModel
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
 
@@ -40,27 +41,27 @@ class AdaptiveDrafter(Drafter):
             if part is not None:
                 part.check(target)
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        refuse_adapter(adapter)
-        makers = [
-            (lambda laid: None) if part is None else part.for_rows(target, None, rows)
+    def slots(self, adapter: Adapter, rows: int) -> None:
+        for part in (self.lookup, self.drafter):
+            if part is not None:
+                part.slots(None, rows)
+        super().slots(adapter, rows)
+
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> AdaptiveParams:
+        lookup, drafter = (
+            None if part is None else part.make(target, part.slots(None, 1))
             for part in (self.lookup, self.drafter)
-        ]
+        )
         # Unmeasured, every token that the target reads costs a tenth of a pass.
         seconds = self.seconds or [1 + 0.1 * depth for _, depth in self.proposer.options]
-
-        def make(laid: LanguageModel) -> AdaptiveParams:
-            lookup, drafter = (make(laid) for make in makers)
-            return AdaptiveParams(
-                lookup=lookup,
-                drafter=drafter,
-                seconds=jnp.array(seconds, jnp.float32),
-                forced=jnp.array(MEASURED, jnp.int32),
-                prior=jnp.array(self.prior, jnp.float32),
-                pause=jnp.full(2, PAUSE, jnp.int32),
-            )
-
-        return make
+        return AdaptiveParams(
+            lookup=lookup,
+            drafter=drafter,
+            seconds=jnp.array(seconds, jnp.float32),
+            forced=jnp.array(MEASURED, jnp.int32),
+            prior=jnp.array(self.prior, jnp.float32),
+            pause=jnp.full(2, PAUSE, jnp.int32),
+        )
 
 
 def automatic(
@@ -117,12 +118,14 @@ def adaptive(
         not positive.
 
     Example:
-      >>> drafter = adaptive(specjax.make_drafter(target, draft, num_drafts=8))
-      >>> specjax.generate(target, prompt, drafter=drafter)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> drafter = specjax.adaptive(specjax.make_drafter(target, draft, num_drafts=4))
+      >>> drafter.proposer.max_depth
+      4
     """
     for name, part in (("drafter", drafter), ("lookup", lookup)):
-        if part is not None and not isinstance(part, Drafter | Proposer):
-            raise ValueError(f"{name}={shown(part)} is not a drafter; pass what a loader returns")
+        typed("the drafter that a loader returns", Drafter | Proposer | None, **{name: part})
     if isinstance(drafter, Proposer):
         drafter = BoundDrafter(drafter)
     depth = CHAIN if drafter is None else drafter.proposer.max_depth

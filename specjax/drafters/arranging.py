@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specjax._internal.checks import within
 from specjax.contract import BlockSource, Proposer, Source
 from specjax.methods import Drafter
 from specjax.proposers import BestFirst, Chain, ChoiceTree, DynamicTree
@@ -44,10 +45,7 @@ def arrange(
             if num_nodes is not None:
                 return BestFirst(source, num_nodes, **many)
             assert num_drafts is not None
-            if not 1 <= num_drafts <= source.depth:
-                raise ValueError(
-                    f"num_drafts={num_drafts}; {drafter.name} drafts 1 to {source.depth} tokens"
-                )
+            within("num_drafts", num_drafts, 1, source.depth, f", the drafts of {drafter.name}")
             return ChoiceTree(source, tuple((0,) * n for n in range(1, num_drafts + 1)))
         if num_nodes is None:
             assert num_drafts is not None

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import settle, shown
 from specjax.contract import Proposer
 from specjax.drafters.adapting import automatic
 from specjax.methods import PROPOSERS, BoundDrafter, Drafter, EarlyExit, first_of, make_drafter
@@ -35,6 +35,13 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "datastore": (),
 }
 """The names of the settings that each proposer takes."""
+
+
+_LOADED = {
+    "medusa": "specjax.load_medusa(folder, target)",
+    "datastore": "specjax.load_datastore(folder).drafter(target)",
+}
+"""The loaders of the drafters whose weights no other argument of `generate` has."""
 
 
 def drafter_by_name(
@@ -64,37 +71,28 @@ def drafter_by_name(
         )
     if ":" in name:
         return own_drafter(name, target, draft)
+    asks_draft = name in SHAPES or name == "first-of"
+    known = ", ".join(["auto", *sorted(PROPOSERS), "self-int8"])
+    settle(
+        (
+            name not in ("auto", "self-int8", *PROPOSERS),
+            f"proposer={name!r} is not a proposer; pass one of {known}, or module:Name for one "
+            "of your own",
+        ),
+        (
+            name in _LOADED,
+            f"proposer={name!r} comes without its weights: pass drafter={_LOADED.get(name)}",
+        ),
+        (asks_draft and draft is None, f"proposer={name!r} needs a draft model: pass draft= too"),
+        (
+            draft is not None and not (asks_draft or name == "auto"),
+            f"proposer={name!r} uses no draft model: pass either draft= or proposer=, not both",
+        ),
+    )
     if name == "self-int8":
-        if draft is not None:
-            raise ValueError(
-                f'proposer="self-int8" takes no draft, but draft={draft.name}; '
-                "leave one of them out"
-            )
         return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
     if name == "auto":
         return automatic(target, draft, dtype, **_settings(name, numbers))
-    if name not in PROPOSERS:
-        known = ", ".join(["auto", *sorted(PROPOSERS), "self-int8"])
-        raise ValueError(
-            f"proposer={name!r} is not a proposer; pass one of {known}, or module:Name for your own"
-        )
-    if name == "medusa":
-        raise ValueError(
-            'proposer="medusa" comes without its weights: '
-            "pass drafter=specjax.load_medusa(folder, target)"
-        )
-    if name == "datastore":
-        raise ValueError(
-            'proposer="datastore" comes without its datastore: '
-            "pass drafter=specjax.load_datastore(folder).drafter(target)"
-        )
-    asks_draft = name in SHAPES or name == "first-of"
-    if asks_draft and draft is None:
-        raise ValueError(f"proposer={name!r} needs a draft model: pass draft= too")
-    if draft is not None and not asks_draft:
-        raise ValueError(
-            f"proposer={name!r} uses no draft model: pass either draft= or proposer=, not both"
-        )
     settings = _settings(name, numbers)
     if name in SHAPES:
         assert draft is not None

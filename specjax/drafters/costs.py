@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax.numpy as jnp
+import numpy as np
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import real, typed
 from specjax.contract import Proposer
-from specjax.methods import Adapter, Drafter, MakeArrays
+from specjax.methods import Adapter, Drafter
 from specjax.models import LanguageModel
 from specjax.proposers import CostAware, CostAwareParams
 
@@ -32,9 +33,12 @@ class CostAwareDrafter(Drafter):
     def check(self, target: LanguageModel) -> None:
         self.inner.check(target)
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        make = self.inner.for_rows(target, adapter, rows)
-        return lambda laid: CostAwareParams(make(laid), jnp.array(self.seconds, jnp.float32))
+    def slots(self, adapter: Adapter, rows: int) -> np.ndarray | None:
+        return self.inner.slots(adapter, rows)
+
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> CostAwareParams:
+        seconds = jnp.array(self.seconds, jnp.float32)
+        return CostAwareParams(self.inner.make(target, slots), seconds)
 
 
 def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
@@ -56,16 +60,16 @@ def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
         nodes or seconds.
 
     Example:
-      >>> costs = specjax.step_costs(target, tree, widths=(1, 4, 8, 16, 32))
-      >>> specjax.generate(target, prompt, drafter=cost_aware(tree, costs))
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> numbers = {"depth": 2, "width": 2, "num_nodes": 4}
+      >>> tree = specjax.make_drafter(target, draft, specjax.DynamicTree, **numbers)
+      >>> specjax.cost_aware(tree, {2: 0.010, 4: 0.011}).proposer.num_nodes
+      4
     """
-    if not isinstance(drafter, Drafter):
-        raise ValueError(
-            f"drafter={shown(drafter)} is not a drafter; pass what load_drafter returns"
-        )
+    typed("what load_drafter returns", Drafter, drafter=drafter)
     for nodes, cost in seconds.items():
-        if not 0 < cost < float("inf"):
-            raise ValueError(f"seconds[{nodes}]={shown(cost)}; the time of a step is above 0")
+        real(f"seconds[{nodes}]", cost, "(0, inf)", ", the time of a step")
     widths = tuple(sorted(seconds))
     proposer: Proposer = CostAware(drafter.proposer, widths)
     times = tuple(float(seconds[width]) for width in widths)

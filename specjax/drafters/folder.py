@@ -12,17 +12,18 @@ from flax.traverse_util import flatten_dict
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import chosen, shown, typed
 from specjax.contract import Proposer
 from specjax.files import (
     CONFIG,
-    INDEX,
     MEDUSA_WEIGHTS,
     SINGLE,
     check_dtype,
     find_folder,
+    listed,
     open_tensors,
     read_json,
+    refuse_quantised,
     replacing,
     weight_files,
     write_rows,
@@ -72,8 +73,11 @@ def load_drafter(
       OSError: there is no such folder or model, or a file is missing or cannot be read.
 
     Example:
-      >>> drafter = load_drafter("org/head", target, specjax.Chain, num_drafts=4)
-      >>> specjax.generate(target, prompt, drafter=drafter)
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> head = specjax.shipped("pycode/eagle3")
+      >>> drafter = specjax.load_drafter(head, target, specjax.Chain, num_drafts=4)
+      >>> drafter.proposer.max_depth
+      4
     """
     if numbers and shape is None:
         raise ValueError(
@@ -125,20 +129,19 @@ def save_drafter(
         the message names those that can.  Or the folder holds something else than a drafter.
 
     Example:
-      >>> save_drafter("head", specjax.load_drafter("org/head", target), target)
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> heads = specjax.load_drafter(specjax.shipped("pycode/medusa"), target)
+      >>> specjax.save_drafter("heads", heads, target, dtype="bfloat16")
+      >>> specjax.load_drafter("heads", target).proposer == heads.proposer
+      True
     """
-    if not isinstance(drafter, PublishedDrafter | MedusaAdapter):
-        raise ValueError(
-            f"drafter={shown(drafter)}; pass a drafter with weights of its own, as "
-            "specjax.load_drafter returns it"
-        )
-    if not isinstance(target, LanguageModel):
-        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    own = "a drafter with weights of its own, as specjax.load_drafter returns it"
+    typed(own, PublishedDrafter | MedusaAdapter, drafter=drafter)
+    typed("what specjax.load(folder) returns", LanguageModel, target=target)
     drafter.check(target)
     dtype, folder = None if dtype is None else check_dtype(dtype), pathlib.Path(folder)
     if isinstance(drafter, MedusaAdapter):
-        if layout not in (None, _MEDUSA):
-            raise ValueError(f"layout={shown(layout)}; Medusa heads are written as {_MEDUSA!r}")
+        chosen("layout", layout, (None, _MEDUSA))
         _refuse_others(folder)
         if not leader():
             return save_medusa(folder, drafter, target.name, dtype)
@@ -172,35 +175,37 @@ def _plan(drafter: PublishedDrafter, target: LanguageModel, layout: str | None) 
     faults = {name: known.faults(drafter, target) for name, known in format.layouts.items()}
     able = [name for name in faults if not faults[name]]
     cure = f"pass layout={' or '.join(map(repr, able))}" if able else "no layout can"
+    why = None
     if layout is not None and layout not in list(faults):  # it may be of any type
-        raise ValueError(
-            f"layout={shown(layout)} is not one of {', '.join(map(repr, faults))}, which drafters "
-            f"of this kind have: {cure}"
-        )
-    if layout is not None and faults[layout]:
-        raise ValueError(
-            f"the layout {layout!r} cannot hold the drafter {drafter.name}, which "
-            f"{' and '.join(faults[layout])}: {cure}"
-        )
-    if not able:
+        known = ", ".join(map(repr, faults))
+        why = f"layout={shown(layout)} is not one of {known}, which drafters of this kind have"
+    elif layout is not None and faults[layout]:
+        found = " and ".join(faults[layout])
+        why = f"the layout {layout!r} cannot hold the drafter {drafter.name}, which {found}"
+    elif not able:
         lines = [f"{name!r}: it {' and '.join(found)}" for name, found in faults.items()]
-        raise ValueError(f"no layout can hold the drafter {drafter.name}:\n  " + "\n  ".join(lines))
+        why = f"the drafter {drafter.name} cannot be written:\n  " + "\n  ".join(lines) + "\n  so"
+    if why is not None:
+        raise ValueError(f"{why}: {cure}")
     return format.layouts[layout or able[0]].export(drafter, target)
 
 
 def _check_shapes(drafter: PublishedDrafter, export: Export) -> None:
     """Raises ValueError unless each parameter that is written is there, in its shape."""
     held = cast(dict[tuple[str, ...], Array], flatten_dict(export.params))
+    faults = []
     for path, shape in export.shapes.items():
         turned = (*path[:-1], "weight")  # a kernel that is held as [out, in]
         if path not in held and turned in held:
             path, shape = turned, shape[::-1]
         if path not in held or held[path].shape != shape:
             found = f"has shape {list(held[path].shape)}" if path in held else "is missing"
-            raise ValueError(
-                f"the parameter {'/'.join(path)} of the drafter {drafter.name} {found}; its source "
-                f"needs {list(shape)}: pass the parameters that belong to the source"
-            )
+            faults.append(f"{'/'.join(path)} {found}; its source needs {list(shape)}")
+    if faults:
+        raise ValueError(
+            f"parameters of the drafter {drafter.name} do not belong to its source; pass its "
+            f"own:\n  {listed(faults)}"
+        )
 
 
 def _refuse_others(folder: pathlib.Path) -> None:
@@ -225,10 +230,7 @@ def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:
       ValueError, OSError: as `load_drafter`.
     """
     config = read_json(folder / "config.json")
-    if "quantization_config" in config:
-        raise ValueError(
-            f"{folder} is quantised (quantization_config); pass the unquantised drafter"
-        )
+    refuse_quantised(folder, "quantization_config" in config)
     tensors, faults = open_tensors(_weights(folder))
     if faults:
         raise ValueError(f"the weights in {folder} are ambiguous:\n  " + "\n  ".join(faults))
@@ -241,16 +243,15 @@ def recognised(folder: pathlib.Path, config: Config, tensors: Tensors) -> str:
     for name, method in METHODS.items():
         if method.format.matches(config, tensors):
             return name
+    cure = "a whole language model is loaded with specjax.load, and passed as draft="
     if any(name.startswith(_INSIDE) for name in tensors):
-        raise ValueError(
-            f"{folder} holds the layers of a multi-token prediction head (mtp.*), which belong to "
-            "targets of a family that specjax does not read; pass a drafter of another kind"
+        cure = (
+            "the layers of a multi-token prediction head (mtp.*) belong to targets of a family "
+            "that specjax does not read: pass a drafter of another kind"
         )
-    shown = ", ".join(sorted(tensors)[:4])
     raise ValueError(
-        f"{folder} is no drafter of a format that specjax reads ({', '.join(METHODS)}); its "
-        f"tensors are {shown}, ...; a whole language model is loaded with specjax.load, and "
-        "passed as draft="
+        f"{folder} is not a drafter of a format that specjax reads ({', '.join(METHODS)}); its "
+        f"tensors are {', '.join(sorted(tensors)[:4])}, ...; {cure}"
     )
 
 
@@ -258,19 +259,4 @@ def _weights(folder: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files with the weights.  Raises ValueError or OSError with what is missing."""
     if (folder / MEDUSA_WEIGHTS).exists():
         return [folder / MEDUSA_WEIGHTS]
-    pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")])
-    if pickled and not any((folder / name).exists() for name in (SINGLE, INDEX)):
-        raise ValueError(
-            f"{folder} holds pickled weights ({pickled[0].name}) only, and reading those executes "
-            'what they contain; convert them: python -c "import torch, safetensors.torch as s; '
-            f"w = torch.load('{pickled[0]}', weights_only=True); "
-            "s.save_file({n: t.clone().contiguous() for n, t in w.items()}, "
-            f"'{folder / SINGLE}')\""
-        )
-    try:
-        return weight_files(folder)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{error}; if the drafter is published as pytorch_model.bin only, download and "
-            "convert it: docs/models.md has the command"
-        ) from None
+    return weight_files(folder)

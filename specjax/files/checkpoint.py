@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import jax.numpy as jnp
@@ -21,7 +21,8 @@ import tokenizers
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax._internal.checks import items, shown, whole
+from specjax._internal.checks import chosen, items, shown, whole
+from specjax._internal.fields import FLAG, check, count, list_of, real
 from specjax._internal.platforms import default_platform
 from specjax.files.config import read_config
 from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
@@ -49,13 +50,13 @@ from specjax.types import Arrays
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 _GENERATION = "generation_config.json"
-_GREATEST = 3.4e38  # of float32
-_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "temperature": (lambda value: value >= 0, "number of at least 0"),
-    "top_k": (lambda v: isinstance(v, int) and 0 <= v < 2**31, "whole number of at least 0"),
-    "top_p": (lambda value: 0 < value <= 1, "number in (0, 1]"),
-    "min_p": (lambda value: 0 <= value <= 1, "number in [0, 1]"),
-    "repetition_penalty": (lambda value: value > 0, "number above 0"),
+_TOKENS = list_of(count(0, 2**31 - 1), "the ids of tokens")
+_RANGES = {
+    "temperature": real(least=0.0),
+    "top_k": count(0, 2**31 - 1),
+    "top_p": real(above=0.0, most=1.0),
+    "min_p": real(least=0.0, most=1.0),
+    "repetition_penalty": real(above=0.0),
 }
 """The sampling defaults that `generate` accepts."""
 
@@ -99,14 +100,15 @@ def load(
       OSError: there is no such folder or model, or a file is missing or cannot be read.
 
     Example:
-      >>> target = load("org/name", dtype="bfloat16")
+      >>> target = specjax.load(specjax.shipped("tiny/target"), dtype="bfloat16")
+      >>> target.model.vocab_size
+      512
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
     dtype = check_dtype(
         ("float32" if platform == "cpu" else "bfloat16") if dtype is None else dtype
     )
-    if not isinstance(precision, str | None) or precision not in (None, *PRECISIONS):
-        raise ValueError(f"precision={shown(precision)}; it must be one of {PRECISIONS}, or None")
+    chosen("precision", precision, (None, *PRECISIONS))
     folder = find_folder(path, revision)
     adapter = None if lora is None else open_lora(lora)
     with named(folder):
@@ -219,12 +221,15 @@ def save(
       ValueError: the model is not a `Transformer`, or the dtype is not supported.
 
     Example:
-      >>> save(specjax.load("org/name", lora="org/lora"), "merged")
+      >>> model = specjax.load(specjax.shipped("tiny/target"), layers=[0])
+      >>> specjax.save(model, "one-layer")
+      >>> specjax.load("one-layer").model.vocab_size
+      512
     """
     module = model.model.module if isinstance(model.model, LinenModel) else None
     if not isinstance(module, Transformer):
         raise ValueError(
-            f"{model.name} is no specjax Transformer; write its parameters with "
+            f"{model.name} is not a specjax Transformer; write its parameters with "
             "specjax.files.orbax.save_params"
         )
     dtype = None if dtype is None else check_dtype(dtype)
@@ -262,11 +267,7 @@ def _eos(folder: str | pathlib.Path, generation: Config, config: Config) -> tupl
     value = generation.get("eos_token_id")
     value = config.get("eos_token_id") if value is None else value
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids):
-        raise ValueError(
-            f"{folder}: eos_token_id in {CONFIG} or {_GENERATION} is {shown(value)}; it must be a "
-            "token id or a list of them"
-        )
+    _TOKENS.of(f"{folder}: eos_token_id in {CONFIG} or {_GENERATION}", ids)
     return tuple(ids)
 
 
@@ -275,21 +276,11 @@ def _defaults(folder: str | pathlib.Path, generation: Config) -> dict[str, float
 
     transformers would add top_k=50 to them; specjax does not.
     """
-    if not isinstance(generation.get("do_sample"), bool | None):
-        raise ValueError(
-            f"{folder}: do_sample in {_GENERATION} is {shown(generation['do_sample'])}; it must be "
-            "true or false"
-        )
     sampled = bool(generation.get("do_sample"))
     names = OFF if sampled else ("repetition_penalty",)  # it applies to greedy decoding too
     settings = {name: generation[name] for name in names if generation.get(name) is not None}
-    for name, value in settings.items():
-        accept, wanted = _RANGES[name]
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or not abs(value) <= _GREATEST or not accept(value):
-            raise ValueError(
-                f"{folder}: {name} in {_GENERATION} is {shown(value)}; it must be a {wanted}"
-            )
+    with named(pathlib.Path(folder) / _GENERATION):
+        check(generation, {"do_sample": FLAG} | {name: _RANGES[name] for name in names})
     return {"temperature": 1.0, **settings} if sampled else settings
 
 

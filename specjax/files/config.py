@@ -12,7 +12,16 @@ import pathlib
 import warnings
 
 from specjax._internal.checks import shown
-from specjax.files.folder import CONFIG, INDEX, SINGLE, named, read_json, weight_files
+from specjax._internal.fields import one_of
+from specjax.files.folder import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    named,
+    read_json,
+    refuse_quantised,
+    weight_files,
+)
 from specjax.files.headers import equal, open_tensors
 from specjax.files.tensors import rows_of
 from specjax.models import FAMILIES, Config, Family, TransformerConfig, check_fields
@@ -69,10 +78,7 @@ def _head_of_its_own(folder: pathlib.Path, family: Family, config: TransformerCo
 
 def _family(folder: pathlib.Path, config: Config) -> Family:
     kind, code = config.get("model_type"), config.get("auto_map") or {}
-    if config.get("quantization_config"):
-        raise ValueError(
-            f"{folder} is quantised (quantization_config); pass the unquantised checkpoint"
-        )
+    refuse_quantised(folder, config.get("quantization_config"))
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     named_class = code.get("AutoModelForCausalLM") if isinstance(code, dict) else code
     plain = None if family is None else family.architecture
@@ -82,9 +88,5 @@ def _family(folder: pathlib.Path, config: Config) -> Family:
             "specjax never executes code from a folder. If the weights are those of a plain "
             "model_type, remove auto_map from the file"
         )
-    if family is None:
-        raise ValueError(
-            f"{folder / CONFIG}: model_type {shown(kind)} is not supported; specjax reads "
-            f"{', '.join(sorted(FAMILIES))}"
-        )
-    return family
+    with named(folder / CONFIG):
+        return FAMILIES[one_of(sorted(FAMILIES)).of("model_type", kind)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 
+from specjax._internal.fields import Kind, parse_object
 from specjax.models import Config
 from specjax.parallel import Indivisible
 
@@ -35,18 +35,22 @@ _LINKED = (".json", ".safetensors", ".jinja")
 
 
 @contextlib.contextmanager
-def named(path: pathlib.Path) -> Iterator[None]:
-    """Adds the name of the file or folder, and a cure, to every ValueError of this block."""
+def named(
+    path: pathlib.Path, cure: str = "if you did not change the file, download it again"
+) -> Iterator[None]:
+    """Adds the name of the file or folder, and a cure, to every ValueError of this block.
+
+    A KeyError becomes a ValueError that names the missing field.
+    """
     try:
         yield
     except Indivisible as error:  # the folder is as it should be
         raise Indivisible(f"{path}: {error}") from None
-    except ValueError as error:
-        if str(path) in str(error):
-            raise
-        raise ValueError(
-            f"{path}: {error} (if you did not change the file, download it again)"
-        ) from None
+    except (ValueError, KeyError) as error:
+        text = f" lacks {error}" if isinstance(error, KeyError) else f": {error}"
+        if str(path) not in text and not text.startswith(f": {path.parent}"):
+            text = f"{path}{text} ({cure})"
+        raise ValueError(text.removeprefix(": ")) from None
 
 
 @contextlib.contextmanager
@@ -73,10 +77,38 @@ def replacing(folder: pathlib.Path, names: Iterable[str]) -> Iterator[pathlib.Pa
             os.replace(new / name, folder / name)  # config.json last
 
 
-def refuse_weights(folder: pathlib.Path, faults: list[str]) -> None:
-    """Raises ValueError with the faults of a folder's tensors, if there are any."""
+def refuse_quantised(folder: pathlib.Path, quantisation: object) -> None:
+    """Raises ValueError if a configuration describes a quantisation of the weights."""
+    if quantisation:
+        raise ValueError(
+            f"{folder} is quantised (quantization_config); pass the unquantised checkpoint"
+        )
+
+
+def refuse_pickled(folder: pathlib.Path) -> None:
+    """Raises ValueError if a folder without safetensors holds pickled weights."""
+    pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")])
+    if pickled:
+        raise ValueError(
+            f"{folder} holds pickled weights ({pickled[0].name}) only, and reading those executes "
+            "what they contain; save them again with save_pretrained(safe_serialization=True), or "
+            'convert them: python -c "import torch, safetensors.torch as s; '
+            f"w = torch.load('{pickled[0]}', weights_only=True); "
+            "s.save_file({n: t.clone().contiguous() for n, t in w.items()}, "
+            f"'{folder / SINGLE}')\""
+        )
+
+
+def refuse_weights(folder: pathlib.Path, faults: list[str], target: str | None = None) -> None:
+    """Raises ValueError with the faults of a folder's tensors, if there are any.
+
+    `target` is the name of the model that they also have to fit.
+    """
     if faults:
-        raise ValueError(f"the weights in {folder} do not fit its config.json:\n  {listed(faults)}")
+        models = "" if target is None else f" and the target {target}"
+        raise ValueError(
+            f"the weights in {folder} do not fit its config.json{models}:\n  {listed(faults)}"
+        )
 
 
 def listed(lines: list[str]) -> str:
@@ -85,24 +117,9 @@ def listed(lines: list[str]) -> str:
     return "\n  ".join(shown + [f"and {len(lines) - _LISTED} more"] * (len(lines) > _LISTED))
 
 
-def parse_json(content: bytes, path: pathlib.Path) -> Config:
-    """Returns the JSON object that `content`, a part of the file `path`, holds.
-
-    Raises:
-      ValueError: it is another value, or not JSON.
-    """
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:  # broken UTF-8 is a ValueError too
-        raise ValueError(f"{path} is not JSON: {error}; download it again") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object; download it again")
-    return value
-
-
 def read_json(path: pathlib.Path) -> Config:
     """Returns the JSON object in a file, or raises ValueError or OSError with its name."""
-    return parse_json(read_bytes(path, most=_MOST_JSON), path)
+    return parse_object(read_bytes(path, most=_MOST_JSON), path)
 
 
 def read_bytes(path: pathlib.Path, size: int = -1, most: int = _MOST) -> bytes:
@@ -121,7 +138,7 @@ def read_bytes(path: pathlib.Path, size: int = -1, most: int = _MOST) -> bytes:
         if (kind.st_size if size < 0 else size) > most and stat.S_ISREG(kind.st_mode):
             raise ValueError(
                 f"{path} has {kind.st_size} bytes, and at most {most} are read: it is damaged, or "
-                "is no such file; download it again"
+                "another kind of file; download it again"
             )
         with open(path, "rb") as stream:
             return stream.read(size)
@@ -151,15 +168,14 @@ def check_links(folder: pathlib.Path) -> None:
         links = [e for e in entries if e.is_symlink() and e.name.endswith(_LINKED)]
     for entry in links:
         target = pathlib.Path(os.path.realpath(entry.path))
-        if not any(target.is_relative_to(home) for home in homes):
-            raise ValueError(
-                f"{entry.path} is a link to {target}, which is outside its folder; specjax reads "
-                "nothing outside: if you trust it, put a copy of that file in the link's place"
-            )
-        if not target.exists():
-            raise ValueError(
-                f"{entry.path} is a link that leads nowhere: download the file again, or remove it"
-            )
+        inside = any(target.is_relative_to(home) for home in homes)
+        if not inside or not target.exists():
+            where = "leads nowhere" if inside else f"leads to {target}, outside its folder"
+            cure = "download the file again, or remove it" if inside else (
+                "specjax reads nothing outside. If you trust it, put a copy of that file in the "
+                "link's place"
+            )  # fmt: skip
+            raise ValueError(f"{entry.path} is a link that {where}: {cure}")
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -176,24 +192,21 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
                 f"{index} names {listed(missing) or 'no file'}: download the missing shards"
             )
         return files
-    if list(folder.glob("*.bin")) or list(folder.glob("*.pt*")):
-        raise ValueError(
-            f"{folder} holds pickled weights (pytorch_model.bin) only, and reading those executes "
-            "what they contain; specjax reads safetensors: convert with transformers' "
-            "save_pretrained(safe_serialization=True)"
-        )
-    raise FileNotFoundError(f"{folder} holds no {SINGLE} and no {INDEX}")
+    refuse_pickled(folder)
+    raise FileNotFoundError(
+        f"{folder} holds no {SINGLE} and no {INDEX}; if the model is published as "
+        "pytorch_model.bin only, download and convert it: docs/models.md has the command"
+    )
 
 
 def shard_names(index: pathlib.Path) -> list[str]:
     """Returns the files that an index of shards names."""
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(map(_is_shard, names.values())):
-        raise ValueError(
-            f"{index}: weight_map must map the names of tensors to .safetensors files of this "
-            "folder; download it again"
-        )
-    return sorted(set(names.values()))
+    with named(index):
+        return sorted(set(_SHARDS.of("weight_map", read_json(index).get("weight_map")).values()))
+
+
+def _is_map(names: object) -> bool:
+    return isinstance(names, dict) and all(map(_is_shard, names.values()))
 
 
 def _is_shard(name: object) -> bool:
@@ -205,3 +218,6 @@ def _is_shard(name: object) -> bool:
         and len(name) < 256
         and name.isprintable()
     )
+
+
+_SHARDS = Kind("a map from the names of tensors to .safetensors files of this folder", _is_map)

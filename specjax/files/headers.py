@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from specjax.files.folder import parse_json, read_bytes
+from specjax._internal.fields import parse_object
+from specjax.files.folder import read_bytes
 
 KINDS = {
     "F32": jnp.dtype("float32"),
@@ -75,17 +76,14 @@ def read_header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
       OSError: it cannot be read.
     """
     length = int.from_bytes(read_bytes(file, 8), "little")
-    if length > _LONGEST:
-        raise ValueError(
-            f"{file} is damaged, or is no safetensors file (its header would have {length} bytes, "
-            f"and at most {_LONGEST} are read); download it again"
-        )
     try:
+        if length > _LONGEST:
+            raise OSError(f"its header has {length} bytes, and at most {_LONGEST} are read")
         # This checks every offset, shape and dtype against the file's length.
         safetensors.safe_open(file, "np")
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or truncated ({error}); download it again") from None
-    for name, entry in parse_json(read_bytes(file, 8 + length)[8:], file).items():
+    for name, entry in parse_object(read_bytes(file, 8 + length)[8:], file).items():
         if name != "__metadata__":
             yield (
                 name,

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from specjax._internal.checks import shown
+from specjax._internal.fields import Kind, check, real
 from specjax.files.folder import listed, named, read_json
 from specjax.files.headers import KINDS, Stored, open_tensors
 from specjax.files.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_folder
@@ -39,6 +40,8 @@ _PARTS = (  # the names of A and B: of a linear map, and of an embedding
 _CHANGING = ("pissa", "olora", "corda", "loftq")
 """Initialisations that also change the base's weights, so that the base on disk is another."""
 
+_PATTERN = re.compile(r"\^?[\w.]+\$?")  # a name of modules
+
 _OTHER_METHODS = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -49,6 +52,25 @@ _OTHER_METHODS = {
     "target_parameters": "parameters without a module",
 }
 """Fields of adapter_config.json that are refused if they are set."""
+
+_KINDS = {
+    "peft_type": Kind(f"LORA: for another method, {_MERGE}", lambda value: value == "LORA"),
+    "bias": Kind(f"none: {_MERGE}", lambda value: value == "none"),
+    "init_lora_weights": Kind(
+        f"one that leaves the base's weights as they are, unlike {', '.join(_CHANGING)}: convert "
+        "it to a plain LoRA (path_initial_model_for_weight_conversion of save_pretrained)",
+        lambda value: not str(value).lower().startswith(_CHANGING),
+    ),
+    "alpha_pattern": Kind(
+        f"a map from names of modules, not other regular expressions, to numbers: {_MERGE}",
+        lambda value: isinstance(value, dict) and all(map(_PATTERN.fullmatch, value)),
+    ),
+    **{
+        name: Kind(f"unset, since {method} cannot be merged here: {_MERGE}", lambda value: False)
+        for name, method in _OTHER_METHODS.items()
+    },
+}
+"""The fields of adapter_config.json that decide whether specjax can merge a folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,21 +188,17 @@ def open_lora(path: str | os.PathLike[str]) -> Lora:
       OSError: a file is missing.
     """
     folder = find_folder(path)
-    if not (folder / ADAPTER_CONFIG).exists():
+    missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / name).exists()]
+    if missing:
         raise FileNotFoundError(
-            f"{folder} holds no {ADAPTER_CONFIG}; a LoRA folder of PEFT holds it and "
-            f"{ADAPTER_WEIGHTS}"
+            f"{folder} holds no {' and no '.join(missing)}, which a LoRA folder of PEFT has"
+            + "; the pickled adapter_model.bin is not read, because reading it executes what it "
+            "contains: save it again with save_pretrained(safe_serialization=True)"
+            * any(folder.glob("*.bin"))
         )
     config = read_json(folder / ADAPTER_CONFIG)
     with named(folder / ADAPTER_CONFIG):
         _check(config)
-    if not (folder / ADAPTER_WEIGHTS).exists():
-        pickled = any(folder.glob("*.bin"))
-        raise FileNotFoundError(
-            f"{folder} holds no {ADAPTER_WEIGHTS}"
-            + "; the pickled adapter_model.bin is not read, because reading it executes what it "
-            "contains: save it again with save_pretrained(safe_serialization=True)" * pickled
-        )
     tensors, faults = open_tensors([folder / ADAPTER_WEIGHTS])
     names = {name: name.removeprefix(_ROOT) for name in tensors}
     by_name = {short: tensors[name] for name, short in names.items()}
@@ -215,34 +233,11 @@ def open_lora(path: str | os.PathLike[str]) -> Lora:
 
 def _check(config: Mapping[str, Any]) -> None:
     """Raises ValueError for a configuration that is not a plain LoRA."""
-    if config.get("peft_type") != "LORA":
-        raise ValueError(
-            f"peft_type is {shown(config.get('peft_type'))}; specjax merges LORA: {_MERGE}"
-        )
-    for name, method in _OTHER_METHODS.items():
-        if config.get(name):
-            raise ValueError(
-                f"{name} is {shown(config[name])}: {method} cannot be merged here; {_MERGE}"
-            )
-    if config.get("bias", "none") != "none":
-        raise ValueError(f"bias is {shown(config['bias'])}; specjax merges none: {_MERGE}")
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(_CHANGING):
-        raise ValueError(
-            f"init_lora_weights is {shown(start)}, which changes the base's weights too; convert "
-            "it to a plain LoRA (path_initial_model_for_weight_conversion of save_pretrained)"
-        )
+    # Fields that are off may be missing, null, false or empty.
+    check({name: value or None for name, value in config.items()}, _KINDS)
+    check(config, {"peft_type": _KINDS["peft_type"], "lora_alpha": real()}, optional=False)
     patterns = config.get("alpha_pattern") or {}
-    alphas = {"lora_alpha": config.get("lora_alpha"), **patterns}
-    for name, value in alphas.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{name} is {shown(value)}; it must be a finite number")
-    for pattern in patterns:
-        if not re.fullmatch(r"\^?[\w.]+\$?", pattern):
-            raise ValueError(
-                f"alpha_pattern has {shown(pattern)}; specjax reads names of modules, and no other "
-                f"regular expressions: {_MERGE}"
-            )
+    check(patterns, dict.fromkeys(patterns, real()), optional=False)
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:

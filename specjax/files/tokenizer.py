@@ -24,13 +24,34 @@ from typing import Any
 import tokenizers
 
 from specjax._internal.checks import shown
-from specjax.files.folder import named, parse_json, read_bytes, read_json
+from specjax._internal.fields import Kind, is_whole, parse_object
+from specjax.files.folder import named, read_bytes, read_json
 from specjax.files.hub import SLOW_TOKENIZER
 from specjax.models import Config
 from specjax.text import SPECIAL_TOKENS, ask, no_panic
 
 _CURE = "download it again, or write it anew with transformers"
 _SWITCHES = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _is_object(token: object) -> bool:
+    return (
+        isinstance(token, dict)
+        and isinstance(token.get("content"), str)
+        and all(isinstance(token.get(switch, False), bool) for switch in _SWITCHES)
+    )
+
+
+_OBJECT = Kind(
+    f'a text, or an object with a text "content" and {", ".join(_SWITCHES)} that are true or false',
+    _is_object,
+)
+_TOKENS = Kind("a list of tokens", lambda value: isinstance(value, list))
+_ID = Kind("the id of a token, a whole number", is_whole)
+_BY_ID = Kind(
+    "an object that maps ids to tokens",
+    lambda value: isinstance(value, dict) and all(name.isdecimal() for name in value),
+)
 
 _Token = dict[str, Any]
 """An entry of `added_tokens` in tokenizer.json, without its id."""
@@ -66,7 +87,7 @@ def read_tokenizer(
     news = _missing(tokenizer, _named_tokens(path.parent, found), vocab_size)
     if not news:
         return tokenizer
-    fields = parse_json(content, path)
+    fields = parse_object(content, path)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     old = [token for token in fields.get("added_tokens") or [] if token["content"] not in news]
     free = 1 + max(ids.values(), default=-1)  # the library gives new tokens ids of its own
@@ -77,9 +98,8 @@ def read_tokenizer(
 def _build(path: pathlib.Path, content: bytes) -> tokenizers.Tokenizer:
     digest = hashlib.sha256(content).digest()
     if digest not in _tried:
-        answer = ask("tokenizers", f"the tokenizer {path}", _CURE, content)
-        if "refused" in answer:
-            raise ValueError(f"{path} is not a tokenizer: {answer['refused']}; {_CURE}")
+        refusals = {"refused": f"cannot be built ({{}}): {_CURE}"}
+        ask("tokenizers", f"the tokenizer {path}", _CURE, content, refusals)
         _tried.add(digest)
     with no_panic(f"{path} is not a tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
@@ -149,9 +169,7 @@ def _named_fields(fields: Config) -> tuple[list[str], list[object]]:
     for name in ("additional_special_tokens", "extra_special_tokens"):
         more = fields.get(name) or []
         more = list(more.values()) if isinstance(more, dict) else more
-        if not isinstance(more, list):
-            raise ValueError(f"{name} is {shown(more)}; it must be a list of tokens")
-        pairs += [(name, value) for value in more]
+        pairs += [(name, value) for value in _TOKENS.of(name, more)]
     return [name for name, _ in pairs], [value for _, value in pairs]
 
 
@@ -165,17 +183,15 @@ def _is_named(name: str, value: object) -> bool:
 def _in_order(ids: Config) -> list[str]:
     """Returns the tokens of added_tokens.json in the order of their ids."""
     for text, number in ids.items():
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise ValueError(f"added_tokens.json gives {shown(text)} the id {shown(number)}")
+        _ID.of(f"the id of {shown(text)} in added_tokens.json", number)
     return sorted(ids, key=lambda text: ids[text])
 
 
 def _by_id(tokens: object) -> list[_Token]:
     """Returns the tokens of an added_tokens_decoder in the order of their ids."""
-    if not isinstance(tokens, dict) or not all(name.isdecimal() for name in tokens):
-        raise ValueError(f"added_tokens_decoder is {shown(tokens)}; it must map ids to tokens")
-    order = sorted(tokens, key=int)
-    return [_token("added_tokens_decoder", tokens[name], False) for name in order]
+    by_id: dict[str, object] = _BY_ID.of("added_tokens_decoder", tokens)
+    order = sorted(by_id, key=int)
+    return [_token("added_tokens_decoder", by_id[name], False) for name in order]
 
 
 def _special(name: str, value: object) -> _Token:
@@ -184,13 +200,7 @@ def _special(name: str, value: object) -> _Token:
 
 def _token(name: str, value: object, special: bool) -> _Token:
     """Returns a token that the field `name` gives as a text, or as an object with its switches."""
-    token: Any = {"content": value} if isinstance(value, str) else value
-    fits = isinstance(token, dict) and isinstance(token.get("content"), str)
-    if not fits or not all(isinstance(token.get(s, False), bool) for s in _SWITCHES):
-        raise ValueError(
-            f'{name} is {shown(value)}; it must be a text, or an object with a text "content" and '
-            f"{', '.join(_SWITCHES)} that are true or false"
-        )
+    token: Any = {"content": value} if isinstance(value, str) else _OBJECT.of(name, value)
     special = token.get("special", special)
     by_default = dict.fromkeys(_SWITCHES, False) | {"special": special, "normalized": not special}
     return {"content": token["content"], **by_default} | {

@@ -1,21 +1,29 @@
 """Text in, text out: a request is prepared on the host, warmed up and decoded."""
 
-from specjax.generation.prepared import Prepared, check_length, prepare
-from specjax.generation.prompts import (
-    bad_word_ids,
-    conversations,
-    encode,
-    encode_file,
-    ends_of,
-    read_file,
-    read_lines,
-    read_text,
-    text_ids,
-)
-from specjax.generation.request import Options, Request, load_named
-from specjax.generation.run import Output, TextStream, decode, generate
-from specjax.generation.tuning import plan_of, tune
-from specjax.generation.warmup import Ready, pad_rows, place, warm_up
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.generation.padding import pad_rows
+    from specjax.generation.prepared import Prepared, check_length, prepare
+    from specjax.generation.prompts import (
+        bad_word_ids,
+        conversations,
+        encode,
+        encode_file,
+        ends_of,
+        read_file,
+        read_lines,
+        read_text,
+        text_ids,
+    )
+    from specjax.generation.request import Options, Request, load_named
+    from specjax.generation.run import Output, TextStream, decode, generate
+    from specjax.generation.tuning import plan_of, tune
+    from specjax.generation.warmup import Ready, place, warm_up
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "Options",

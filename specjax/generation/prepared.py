@@ -32,7 +32,7 @@ from specjax.generation.prompts import (
     padded_length,
 )
 from specjax.generation.request import DEPTH, Request, check_models
-from specjax.methods import MakeArrays
+from specjax.methods import Drafter
 from specjax.models import LanguageModel, for_several_devices
 from specjax.overlap import Overlapped, overlapped
 from specjax.parallel import mesh_holding, mesh_of, row_parts
@@ -51,7 +51,8 @@ class Prepared:
 
     target: LanguageModel
     decoder: Decoder
-    make_arrays: MakeArrays  # for the proposer
+    drafter: Drafter
+    slots: np.ndarray | None  # of the adapter of each row, as `Drafter.slots` returns them
     learns: bool  # an `Adaptive` proposer whose costs are to be measured
     mesh: Mesh | None
     overlapped: Overlapped | None  # decodes instead of the decoder, if the draft has its own mesh
@@ -157,7 +158,8 @@ def prepare(
     check_length("target", target, ids, new)
     if drafter.reader is not None:
         check_length("draft", drafter.reader, ids, new)
-    make_arrays = drafter.for_rows(target, request.adapter, rows)
+    slots = drafter.slots(request.adapter, rows)
+    drafter.check(target)
     proposer = drafter.proposer
     documents = documents_of(target, request.documents, rows, proposer)
     width = padded_length(longest)
@@ -178,7 +180,8 @@ def prepare(
     return Prepared(
         target=target,
         decoder=decoder,
-        make_arrays=make_arrays,
+        drafter=drafter,
+        slots=slots,
         learns=isinstance(drafter, AdaptiveDrafter) and drafter.seconds is None,
         mesh=mesh,
         overlapped=apart,
@@ -263,17 +266,12 @@ def seeds_of(seed: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
 def _rule(rule: object) -> Rule:
     if rule is None:
         return Match()
-    if isinstance(rule, str):
-        if rule not in RULES:
-            raise ValueError(
-                f"rule={rule!r} is not a rule; "
-                f"pass one of {', '.join(RULES)}, or a rule such as Match()"
-            )
+    if isinstance(rule, str) and rule in RULES:
         return RULES[rule]()
     if not isinstance(rule, Rule):
         raise ValueError(
             f"rule={shown(rule)} is not a rule; "
-            f"pass an object such as specjax.Match(), or one of {', '.join(RULES)}"
+            f"pass one of {', '.join(RULES)}, or a rule such as specjax.Match()"
         )
     hashable("rule", rule)
     return rule
@@ -281,12 +279,11 @@ def _rule(rule: object) -> Rule:
 
 def _stops(target: LanguageModel, stop: object) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else [] if stop is None else items(stop)
-    if texts is None or not all(isinstance(text, str) for text in texts):
+    if texts is None or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(
-            f"stop={shown(stop)} is not allowed; it must be a text, a list of texts, or None"
+            f"stop={shown(stop)} is not allowed; it must be a text, a list of texts, or None; "
+            "remove an empty string, which every text contains"
         )
-    if "" in texts:
-        raise ValueError("stop contains an empty string, which every text contains; remove it")
     if texts and target.tokenizer is None:
         raise ValueError(f"stop={shown(stop)} needs a tokenizer, and {target.name} has none")
     return tuple(texts)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specjax._internal.checks import items, number, shown, tokens_of, whole
+from specjax._internal.checks import items, number, settle, shown, tokens_of, whole
 from specjax.contract import Proposer
-from specjax.generation.request import Prompts
 from specjax.models import LanguageModel
 from specjax.processors import word_list
 from specjax.text import no_panic, render
 from specjax.types import ABSENT
+
+if TYPE_CHECKING:
+    from specjax.generation.request import Prompts
 
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 _FEWEST, _MOST = 16, 2**20
@@ -246,13 +248,11 @@ def conversations(
     if prompts is not None:
         raise ValueError("pass either prompts or messages=, not both")
     turns = items(messages)
-    if turns is None:
+    if not turns:
         raise ValueError(
-            f"messages={shown(messages)}; pass a list like "
+            f"messages={shown(messages)}; pass a list of at least one turn, like "
             '[{"role": "user", "content": "..."}], or a list of such lists'
         )
-    if not turns:
-        raise ValueError('messages is empty; pass at least one turn, {"role": "user", ...}')
     if target.tokenizer is None:
         raise ValueError(f"messages= needs a tokenizer, and {target.name} has none")
     chats = [turns] if turns and isinstance(turns[0], Mapping) else turns
@@ -295,14 +295,17 @@ def bad_word_ids(
         if not isinstance(word, str):
             banned.append(tokens_of("bad_words", word, target.model.vocab_size))
             continue
-        if target.tokenizer is None:
-            raise ValueError(
-                f"bad_words holds {word!r}, but {target.name} has no tokenizer; pass token-id lists"
-            )
-        if not word.strip():
-            raise ValueError(
-                f"bad_words holds the empty text {word!r}; remove it, or pass token ids"
-            )
+        settle(
+            (
+                target.tokenizer is None,
+                f"bad_words holds {word!r}, but {target.name} has no tokenizer; pass "
+                "token-id lists",
+            ),
+            (
+                not word.strip(),
+                f"bad_words holds the empty text {word!r}; remove it, or pass token ids",
+            ),
+        )
         for text in (word, " " + word):
             banned.append(text_ids("bad_words", target, text, special=False))
     for word in banned:

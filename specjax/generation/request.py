@@ -16,7 +16,7 @@ from typing import Any, Literal, TypedDict
 
 from jax.sharding import Mesh
 
-from specjax._internal.checks import shown, whole
+from specjax._internal.checks import shown, typed, whole
 from specjax.constraints import Constraint
 from specjax.contract import Proposer, Rule
 from specjax.drafters import arrange, load_drafter
@@ -213,15 +213,8 @@ def make_request(prompts: Prompts | None, options: Mapping[str, Any]) -> Request
 
 def check_models(target: object, mesh: object, draft_mesh: object) -> None:
     """Raises ValueError if the target is not a loaded model, or a mesh is not a mesh."""
-    if not isinstance(target, LanguageModel):
-        raise ValueError(
-            f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
-        )
-    for name, given in (("mesh", mesh), ("draft_mesh", draft_mesh)):
-        if not isinstance(given, Mesh | None):
-            raise ValueError(
-                f"{name}={shown(given)} is not a mesh; pass what specjax.make_mesh returns"
-            )
+    typed("what specjax.load(folder) returns", LanguageModel, target=target)
+    typed("the mesh that specjax.make_mesh returns", Mesh | None, mesh=mesh, draft_mesh=draft_mesh)
 
 
 def load_named(

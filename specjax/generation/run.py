@@ -136,6 +136,12 @@ def generate(
     Raises:
       ValueError: an argument cannot be used.  The message has its name, its value and the fix, and
         comes before anything is compiled.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> out = specjax.generate(target, "import os", proposer="ngram", max_new_tokens=8)
+      >>> len(out.tokens[0])
+      8
     """
     request = load_named(target, make_request(prompts, options), mesh, draft_mesh)
     return decode(prepare(target, request, stream=stream, mesh=mesh, draft_mesh=draft_mesh))

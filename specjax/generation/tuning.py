@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import typed, within
 from specjax.decoding import Decoder
 from specjax.drafters import AdaptiveDrafter, adaptive, as_chain, automatic, widths_of
 from specjax.generation.prepared import Prepared, prepare
@@ -176,18 +176,19 @@ def tune(
 
     Raises:
       ValueError: no prompts, or a drafter that does not fit the target.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> plan = specjax.tune(target, prompts=["import os"], max_new_tokens=8, rounds=1, save=False)
+      >>> isinstance(plan, specjax.Plan)  # print(plan) shows the table
+      True
     """
-    if not isinstance(target, LanguageModel):
-        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    typed("what specjax.load(folder) returns", LanguageModel, target=target)
     for name, number in (("batch", batch), ("rounds", rounds), ("max_new_tokens", max_new_tokens)):
-        if not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name}={shown(number)}; it must be a whole number of at least 1")
+        within(name, number, 1)
     given = [drafters] if isinstance(drafters, LanguageModel | Drafter) else list(drafters)
     for one in given:
-        if not isinstance(one, LanguageModel | Drafter):
-            raise ValueError(
-                f"drafters holds {shown(one)}; pass models from specjax.load, or drafters"
-            )
+        typed("models from specjax.load, or drafters", LanguageModel | Drafter, drafters=one)
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     rows = _batches(_own_text(target) if prompts is None else prompts, batch)
     if not target.model.reads_trees:

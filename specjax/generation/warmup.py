@@ -12,17 +12,16 @@ import dataclasses
 import functools
 import time
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax._internal.jit_cache import Recent
-from specjax.contract import Arrays
+from specjax._internal.jit_cache import Recent, structure_of
 from specjax.decoding import Guided
+from specjax.generation.padding import pad_rows
 from specjax.generation.prepared import Prepared
-from specjax.methods import MedusaParams
 from specjax.overlap import Overlapped
 from specjax.parallel import (
     constrain_like,
@@ -48,8 +47,6 @@ a share of the time for which it compiled."""
 _compiled: Recent[Hashable, Learned | None] = Recent()
 """The structures that were compiled, and what was learned of those that draft adaptively."""
 
-ArraysT = TypeVar("ArraysT")
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ready:
@@ -73,7 +70,7 @@ def place(prepared: Prepared, together: bool = False) -> Ready:
     """
     apart = None if together else prepared.overlapped
     if apart is not None and not apart.alone:
-        weights = prepared.make_arrays(prepared.target)
+        weights = prepared.drafter.make(prepared.target, prepared.slots)
         return Ready(prepared, apart, apart.place(Params(prepared.target.params, weights)))
     runner, padding = prepared.decoder, prepared.padding
     if prepared.matchers is not None:
@@ -83,14 +80,8 @@ def place(prepared: Prepared, together: bool = False) -> Ready:
     if mesh is not None:
         params = shard_params(target.model, target.params, mesh)
         target = dataclasses.replace(target, params=params)
-
-    def pad(part: Arrays) -> Arrays:
-        if not isinstance(part, MedusaParams):
-            return part
-        return dataclasses.replace(part, adapter=pad_rows(part.adapter, padding))
-
-    weights = replicate(prepared.make_arrays(target), mesh)
-    weights = jax.tree.map(pad, weights, is_leaf=lambda part: isinstance(part, MedusaParams))
+    slots = pad_rows(prepared.slots, padding)
+    weights = replicate(prepared.drafter.make(target, slots), mesh)
     return Ready(prepared, runner, Params(target.params, weights))
 
 
@@ -125,13 +116,12 @@ def _kind(prepared: Prepared) -> Hashable:
         prepared.prompt, prepared.sampling, prepared.processors, prepared.eos,
         prepared.num_drafts, prepared.documents,
     )  # fmt: skip
-    leaves, structure = jax.tree.flatten(inputs)
-    shapes = tuple((x.shape, x.dtype.name) for x in leaves)
+    shapes = tuple((x.shape, x.dtype.name) for x in jax.tree.leaves(inputs))
     # Sampling needs noise for every draft, so a step with drafts has another price.
     samples = prepared.learns and prepared.samples
     return (
         prepared.decoder, prepared.mesh, prepared.overlapped, prepared.matchers is not None,
-        prepared.learns, samples, structure, shapes,
+        prepared.learns, samples, structure_of(inputs), shapes,
     )  # fmt: skip
 
 
@@ -195,13 +185,6 @@ def _inputs(prepared: Prepared, endless: bool) -> dict[str, Any]:
         limit = np.where(wanted, room, limit)
         arrays["eos"] = np.full_like(prepared.eos, ABSENT)
     return {"limit": limit.astype(np.int32), **pad_rows(arrays, padding)}
-
-
-def pad_rows(rows: ArraysT, padding: int) -> ArraysT:
-    """A pytree of arrays, each with its last row repeated `padding` times more."""
-    if padding == 0:
-        return rows
-    return jax.tree.map(lambda x: x[np.minimum(np.arange(len(x) + padding), len(x) - 1)], rows)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -6,9 +6,16 @@ weight from memory once, and the bits of a row do not depend on the number of ro
 for the keys and values of a cache.
 """
 
-from specjax.kernels.available import usable
-from specjax.kernels.narrow import few_rows, most_rows, takes
-from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.kernels.available import usable
+    from specjax.kernels.narrow import few_rows, most_rows, takes
+    from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "MOST_TOKENS",

@@ -1,17 +1,24 @@
 """Measurements: candidates alternate, disturbed samples are dropped, figures have intervals."""
 
-from specjax.measure.acceptance import PromptCounts, alpha_and_tau
-from specjax.measure.intervals import Interval, interval, show
-from specjax.measure.machine import describe
-from specjax.measure.meter import Meter
-from specjax.measure.turns import (
-    Sample,
-    Timed,
-    first_calls,
-    median_seconds,
-    medians,
-    take_turns,
-)
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.measure.acceptance import PromptCounts, alpha_and_tau
+    from specjax.measure.intervals import Interval, interval, show
+    from specjax.measure.machine import describe
+    from specjax.measure.meter import Meter
+    from specjax.measure.turns import (
+        Sample,
+        Timed,
+        first_calls,
+        median_seconds,
+        medians,
+        take_turns,
+    )
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "Interval",

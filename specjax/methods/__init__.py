@@ -1,93 +1,99 @@
 """Methods of drafting: one folder for each, with its network, source, files and learner."""
 
-from specjax.methods.block import (
-    BlockDraft,
-    BlockDraftConfig,
-    BlockDraftSource,
-    CandidateSelector,
-    Correction,
-    MarkovHead,
-    PrefixGRU,
-    Slot,
-    block_axes,
-    initial_block,
-    stage_context,
-)
-from specjax.methods.datastore import (
-    DEPTH,
-    Datastore,
-    DatastoreDrafter,
-    DatastoreLookup,
-    DatastoreParams,
-    DatastoreSource,
-    Predicted,
-    describe_datastore,
-    load_datastore,
-    look_up,
-    predict_size,
-    save_datastore,
-    text_files,
-)
-from specjax.methods.draft_model import (
-    DraftModel,
-    DraftSource,
-    DraftTree,
-    TranslatedParams,
-    TranslatedSource,
-    Universal,
-    UniversalParams,
-    make_drafter,
-    with_draft,
-)
-from specjax.methods.drafter import (
-    Adapter,
-    BoundDrafter,
-    Drafter,
-    MakeArrays,
-    first_of,
-    refuse_adapter,
-)
-from specjax.methods.eagle3 import (
-    Eagle3,
-    Eagle3Config,
-    Eagle3Source,
-    draft_logits,
-    eagle3_axes,
-    eagle3_shapes,
-    read_block,
-)
-from specjax.methods.early_exit import EarlyExit, EarlyExitSource
-from specjax.methods.medusa import (
-    Medusa,
-    MedusaAdapter,
-    MedusaBank,
-    MedusaHeads,
-    MedusaParams,
-    MedusaSource,
-    initial_medusa,
-    load_medusa,
-    measure_ranks,
-    medusa_hidden,
-    medusa_logits,
-    save_medusa,
-)
-from specjax.methods.peagle import PEagleSource
-from specjax.methods.published import (
-    Description,
-    Export,
-    Format,
-    PublishedDrafter,
-    PublishedSource,
-    SharedParams,
-    Sizes,
-    Tensors,
-    by_row,
-    embedding_of,
-    head_of,
-    own_shardings,
-    sizes_of,
-)
-from specjax.methods.table import FORMATS, METHODS, PROPOSERS
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.methods.adapters import AdapterBank
+    from specjax.methods.block import (
+        BlockDraft,
+        BlockDraftConfig,
+        BlockDraftSource,
+        CandidateSelector,
+        Correction,
+        MarkovHead,
+        PrefixGRU,
+        Slot,
+        block_axes,
+        initial_block,
+        stage_context,
+    )
+    from specjax.methods.datastore import (
+        DEPTH,
+        Datastore,
+        DatastoreDrafter,
+        DatastoreLookup,
+        DatastoreParams,
+        DatastoreSource,
+        Predicted,
+        describe_datastore,
+        load_datastore,
+        look_up,
+        predict_size,
+        save_datastore,
+        text_files,
+    )
+    from specjax.methods.draft_model import (
+        DraftModel,
+        DraftSource,
+        DraftTree,
+        TranslatedParams,
+        TranslatedSource,
+        Universal,
+        UniversalParams,
+        make_drafter,
+        with_draft,
+    )
+    from specjax.methods.drafter import (
+        Adapter,
+        BoundDrafter,
+        Drafter,
+        first_of,
+    )
+    from specjax.methods.eagle3 import (
+        Eagle3,
+        Eagle3Config,
+        Eagle3Source,
+        draft_logits,
+        eagle3_axes,
+        eagle3_shapes,
+        read_block,
+    )
+    from specjax.methods.early_exit import EarlyExit, EarlyExitSource
+    from specjax.methods.medusa import (
+        Medusa,
+        MedusaAdapter,
+        MedusaBank,
+        MedusaHeads,
+        MedusaParams,
+        MedusaSource,
+        initial_medusa,
+        load_medusa,
+        measure_ranks,
+        medusa_hidden,
+        medusa_logits,
+        save_medusa,
+    )
+    from specjax.methods.peagle import PEagleSource
+    from specjax.methods.published import (
+        Description,
+        Export,
+        Format,
+        PublishedDrafter,
+        PublishedSource,
+        SharedParams,
+        Sizes,
+        Tensors,
+        by_row,
+        embedding_of,
+        head_of,
+        own_shardings,
+        sizes_of,
+    )
+    from specjax.methods.table import FORMATS, METHODS, PROPOSERS
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "DEPTH",
@@ -95,6 +101,7 @@ __all__ = [
     "METHODS",
     "PROPOSERS",
     "Adapter",
+    "AdapterBank",
     "BlockDraft",
     "BlockDraftConfig",
     "BlockDraftSource",
@@ -118,7 +125,6 @@ __all__ = [
     "EarlyExitSource",
     "Export",
     "Format",
-    "MakeArrays",
     "MarkovHead",
     "Medusa",
     "MedusaAdapter",
@@ -160,7 +166,6 @@ __all__ = [
     "own_shardings",
     "predict_size",
     "read_block",
-    "refuse_adapter",
     "save_datastore",
     "save_medusa",
     "sizes_of",

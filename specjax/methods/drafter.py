@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from specjax._internal.checks import shown
 from specjax.contract import Arrays, Proposer
 from specjax.models import LanguageModel
@@ -14,12 +16,7 @@ from specjax.proposers import FirstOf
 Adapter = str | Sequence[str | None] | None
 """The name of one adapter for all prompts, or a list with a name or None for each prompt.
 
-None means plain decoding of that prompt."""
-
-MakeArrays = Callable[[LanguageModel], Arrays]
-"""Makes `Params.proposer` from the target, after the target's parameters were put onto devices.
-
-It may compile, so it is called after all checks.
+In a list None means plain decoding of that prompt.
 """
 
 
@@ -41,6 +38,11 @@ class Drafter:
         """True if each row can choose an adapter."""
         return False
 
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The names that a row of an engine can choose from, in the order of their slots."""
+        return ()
+
     def check(self, target: LanguageModel) -> None:
         """Raises ValueError if the drafter was made for another target; the default accepts any."""
 
@@ -56,33 +58,41 @@ class Drafter:
             f"the drafts of {self.name} cannot be arranged in another shape: leave shape= out"
         )
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        """Returns the function that makes `Params.proposer` for `rows` prompts.
+    def slots(self, adapter: Adapter, rows: int) -> np.ndarray | None:
+        """Returns the slot of each row's adapter [B] int32, on the host; None without adapters.
 
         Raises:
-          ValueError: another target than the drafter was made for, or an adapter that it does not
-            have.
+          ValueError: an adapter that this drafter does not have.
         """
         del rows
-        refuse_adapter(adapter)
-        self.check(target)
-        return lambda laid: self.params
+        if adapter is not None:
+            raise ValueError(
+                f"adapter={shown(adapter)} needs a bank of adapters: pass a MedusaBank as drafter="
+            )
+        return None
+
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+        """Returns `Params.proposer`, from a target whose parameters are on their devices.
+
+        It may compile, so it is called after all checks.
+
+        Args:
+          target: the target that `check` accepted.
+          slots: as `slots` returns them.
+        """
+        del target, slots
+        return self.params
 
     def arrays(self, target: LanguageModel, rows: int = 1, adapter: Adapter = None) -> Arrays:
         """Returns `Params.proposer` for `rows` prompts, on the target's mesh.
 
         Raises:
-          ValueError: as `for_rows`.
+          ValueError: another target than the drafter was made for, or an adapter that it does not
+            have.
         """
-        return replicate(self.for_rows(target, adapter, rows)(target), mesh_of(target.params))
-
-
-def refuse_adapter(adapter: Adapter) -> None:
-    """Raises ValueError if a drafter without adapters is asked for one."""
-    if adapter is not None:
-        raise ValueError(
-            f"adapter={shown(adapter)} needs a bank of adapters: pass a MedusaBank as drafter="
-        )
+        slots = self.slots(adapter, rows)
+        self.check(target)
+        return replicate(self.make(target, slots), mesh_of(target.params))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,10 +110,10 @@ class BoundDrafter(Drafter):
     def check(self, target: LanguageModel) -> None:
         self.proposer.bind(target, self.draft)
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        super().for_rows(target, adapter, rows)
-        make = self.make_draft
-        return lambda laid: self.proposer.bind(laid, self.draft if make is None else make(laid))
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+        del slots
+        draft = self.draft if self.make_draft is None else self.make_draft(target)
+        return self.proposer.bind(target, draft)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,14 +135,17 @@ class EitherDrafter(Drafter):
         for part in self.parts:
             part.check(target)
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        chooses = [part for part in self.parts if part.has_adapters]
-        if adapter is not None and not chooses:
-            super().for_rows(target, adapter, rows)
-        makers = [
-            part.for_rows(target, adapter if part in chooses else None, rows) for part in self.parts
-        ]
-        return lambda laid: tuple(make(laid) for make in makers)
+    def slots(self, adapter: Adapter, rows: int) -> np.ndarray | None:
+        """Returns a column for each part that has adapters, or None."""
+        chosen = [part.slots(adapter, rows) for part in self.parts if part.has_adapters]
+        slots = [each for each in chosen if each is not None]
+        return np.stack(slots, axis=1) if slots else super().slots(adapter, rows)
+
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+        columns = iter(() if slots is None else slots.T)
+        return tuple(
+            part.make(target, next(columns) if part.has_adapters else None) for part in self.parts
+        )
 
 
 def first_of(first: Drafter | Proposer, second: Drafter | Proposer) -> Drafter:
@@ -142,8 +155,11 @@ def first_of(first: Drafter | Proposer, second: Drafter | Proposer) -> Drafter:
       ValueError: proposers of different depths, or one that cannot be combined with others.
 
     Example:
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
       >>> draft_model = specjax.make_drafter(target, draft, num_drafts=4)
-      >>> specjax.generate(target, prompt, drafter=first_of(specjax.NGram(4), draft_model))
+      >>> specjax.first_of(specjax.NGram(4), draft_model).proposer.max_depth
+      4
     """
     parts = tuple(
         part if isinstance(part, Drafter) else BoundDrafter(part) for part in (first, second)

@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from specjax._internal.checks import counts
+from specjax._internal.checks import within
 from specjax.caches import KVCache
 from specjax.contract import Arrays, Context, Loaded, Lookahead, Model, Source
 from specjax.models import LinenModel, TransformerConfig
@@ -42,12 +42,9 @@ class EarlyExitSource(Source):
             raise ValueError(
                 f"an early exit needs a target over specjax.Transformer, and not over {kind}"
             )
-        counts(exit_layer=self.exit_layer)
-        if not 1 <= self.exit_layer < config.num_layers:
-            raise ValueError(
-                f"exit_layer={self.exit_layer}; the target has {config.num_layers} layers, "
-                f"so it must lie in [1, {config.num_layers - 1}]"
-            )
+        most = config.num_layers
+        note = f", since the target has {most} layers"
+        within("exit_layer", self.exit_layer, 1, most - 1, note)
         self.declare(vocab_size=self.target.vocab_size)
 
     @property
@@ -104,7 +101,8 @@ def EarlyExit(
     """Drafts with the target's first layers: `Chain(EarlyExitSource(target, exit_layer), ...)`.
 
     Example:
-      >>> proposer = EarlyExit(target.model, exit_layer=4, num_drafts=4)
-      >>> specjax.generate(target, prompt, proposer=proposer)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> specjax.EarlyExit(target.model, exit_layer=1, num_drafts=4).max_depth
+      4
     """
     return Chain(EarlyExitSource(target, exit_layer), num_drafts, confidence_threshold)

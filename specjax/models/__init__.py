@@ -1,27 +1,32 @@
 """Models: one transformer, the model families that it covers, and adapters for your own models."""
 
-from specjax._internal.moved import forward
-from specjax.models.adapters import from_function, from_linen, from_nnx
-from specjax.models.attention import BLOCK_SLOTS, attend, cpu_attend
-from specjax.models.base import PRECISIONS, LinenModel
-from specjax.models.check import check_model
-from specjax.models.config import TransformerConfig
-from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fields
-from specjax.models.language_model import OFF, LanguageModel
-from specjax.models.layers import MLP, Dense, Norm, look_up, named_param, residual_scale
-from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
-from specjax.models.quantised import (
-    Int8,
-    for_several_devices,
-    int8_dot_general,
-    quantise,
-    quantised_form,
-)
-from specjax.models.rope import Rope, rotate
-from specjax.models.transformer import Attention, Layer, Transformer, head_matrix
-from specjax.models.vocabulary import on_target
+from typing import TYPE_CHECKING
 
-__getattr__ = forward(
+from specjax._internal.lazily import lazily
+from specjax._internal.moved import forward
+
+if TYPE_CHECKING:
+    from specjax.models.adapters import from_function, from_linen, from_nnx
+    from specjax.models.attention import BLOCK_SLOTS, attend, cpu_attend
+    from specjax.models.base import PRECISIONS, LinenModel
+    from specjax.models.check import check_model
+    from specjax.models.config import TransformerConfig
+    from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fields
+    from specjax.models.language_model import OFF, LanguageModel
+    from specjax.models.layers import MLP, Dense, Norm, look_up, named_param, residual_scale
+    from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
+    from specjax.models.quantised import (
+        Int8,
+        for_several_devices,
+        int8_dot_general,
+        quantise,
+        quantised_form,
+    )
+    from specjax.models.rope import Rope, rotate
+    from specjax.models.transformer import Attention, Layer, Transformer, head_matrix
+    from specjax.models.vocabulary import on_target
+
+_moved = forward(
     __name__,
     methods=(
         "BlockDraft", "BlockDraftConfig", "CandidateSelector", "Correction", "Eagle3",
@@ -31,6 +36,8 @@ __getattr__ = forward(
         "read_block", "stage_context",
     ),
 )  # fmt: skip
+
+__getattr__ = lazily(__name__, __file__, _moved)
 
 __all__ = [
     "BLOCK_SLOTS",

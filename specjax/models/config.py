@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from specjax._internal.checks import number, shown, whole
+from specjax._internal.checks import chosen, flag, number, real, settle, shown, typed, whole, within
 from specjax.models.rope import Rope
 
 NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel")
@@ -36,7 +36,6 @@ MOST = {
 making this library build a list for each of 10^7 experts before it reads the weights.
 """
 
-_GREATEST = 3.4e38  # of float32
 _CHOICES = {
     "norm": ("rms", "layer"),
     "norm_order": NORM_ORDERS,
@@ -45,10 +44,26 @@ _CHOICES = {
 }
 _FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "gated", "mlp_bias",
           "normalise_experts")  # fmt: skip
-_NUMBERS = {"embedding_scale": 0.0, "norm_offset": None, "norm_eps": 0.0, "init_scale": 0.0}
-"""Fields that are numbers, and the least value of each."""
+_NUMBERS = {
+    **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale"), "[0, 3.4e38]"),
+    "norm_offset": "[-3.4e38, 3.4e38]",
+}
+"""Fields that are numbers which float32 holds, and the interval of each."""
 
 _POSITIVE = ("logit_softcap", "query_scale", "attention_softcap")  # or None
+
+
+def _is_window(value: object) -> bool:
+    plain = number(value)
+    return value is None or (isinstance(plain, int) and 1 <= plain < 2**31)
+
+
+_PER_LAYER = {
+    "ropes": (lambda value: isinstance(value, Rope | None), "a Rope or None"),
+    "windows": (_is_window, "a whole number of at least 1, or None"),
+    "sparse": (lambda value: isinstance(value, bool), "True or False"),
+}
+"""Fields with an entry for each layer: whether a value is one, and the entries in words."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,93 +123,76 @@ class TransformerConfig:
         """Raises ValueError with the field, its value and the allowed values."""
         self._check_sizes()
         self._check_kinds()
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads={self.num_heads} is not a multiple of "
-                f"num_kv_heads={self.num_kv_heads}: grouped-query attention shares each key head "
-                "among the same number of query heads"
-            )
-        for name in ("ropes", "windows", "sparse"):
-            if len(getattr(self, name)) not in (0, self.num_layers):
-                raise ValueError(
-                    f"{name} has {len(getattr(self, name))} entries for {self.num_layers} layers"
-                )
-        for rope in {self.rope_of(i) for i in range(self.num_layers)}:
+        layers, heads = self.num_layers, self.num_kv_heads
+        counts = {name: len(getattr(self, name)) for name in _PER_LAYER}
+        settle(
+            (
+                self.num_heads % heads,
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={heads}: "
+                "grouped-query attention shares each key head among the same number of query heads",
+            ),
+            *(
+                (entries not in (0, layers), f"{name} has {entries} entries for {layers} layers")
+                for name, entries in counts.items()
+            ),
+        )
+        for rope in {self.rope_of(i) for i in range(layers)}:
             if rope is None:
                 continue
             turned = int(self.head_dim * rope.fraction)
-            if turned % 2:
-                raise ValueError(
+            settle(
+                (
+                    turned % 2,
                     f"head_dim={self.head_dim} gives an odd number of rotated dimensions; rotary "
-                    "embeddings rotate pairs"
-                )
-            if rope.kind == "longrope" and len(rope.factors) != turned // 2:
-                raise ValueError(
+                    "embeddings rotate pairs",
+                ),
+                (
+                    rope.kind == "longrope" and len(rope.factors) != turned // 2,
                     f"a longrope has {len(rope.factors)} factors; {turned} rotated dimensions need "
-                    f"{turned // 2}, one for each pair"
-                )
-        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(
-                f"experts_per_token={self.experts_per_token}; it must lie in "
-                f"[1, {self.num_experts}]"
+                    f"{turned // 2}, one for each pair",
+                ),
             )
+        if self.num_experts:
+            within("experts_per_token", self.experts_per_token, 1, self.num_experts)
 
     def _check_sizes(self) -> None:
-        experts = ("num_experts", "expert_size")  # 0 without experts
         for name, most in MOST.items():
-            value, least = getattr(self, name), 0 if name in experts else 1
+            value, least = getattr(self, name), 1
+            if name in ("num_experts", "expert_size") and not self.num_experts:
+                least = 0
             if name != "embedding_size" or value is not None:
                 whole(name, value, least, most, f"a whole number in [{least}, {most}]")
         if self.position_offset is not None:
             wanted = "None, or a whole number in [0, 65536]"
             whole("position_offset", self.position_offset, 0, 2**16, wanted)
-        if self.num_experts and not self.expert_size:
-            raise ValueError(f"expert_size=0 with num_experts={self.num_experts}; pass their size")
 
     def _check_kinds(self) -> None:
         for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if not isinstance(value, str | None) or value not in allowed:
-                names = ", ".join(map(str, allowed))
-                raise ValueError(f"{name}={shown(value)}; pass one of {names}")
+            chosen(name, getattr(self, name), allowed)
         for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={shown(getattr(self, name))}; it must be True or False")
-        for name in (*_NUMBERS, *_POSITIVE):
-            value = getattr(self, name)
-            if name in _POSITIVE and value is None:
-                continue
-            plain, least = number(value), _NUMBERS.get(name, 0.0)
-            # NaN fails every comparison.
-            if (
-                plain is None
-                or not (least is None or plain >= least)
-                or not abs(plain) <= _GREATEST
-            ):
-                bound = "" if least is None else f" of at least {least:g}"
-                raise ValueError(f"{name}={shown(value)}; it must be a finite number{bound}")
-            if name in _POSITIVE and not plain:
-                raise ValueError(f"{name}={shown(value)}; it must be above 0, or None")
-        for name, entry, wanted in (
-            ("ropes", _is_rope, "a Rope or None"),
-            ("windows", _is_window, "a whole number of at least 1, or None"),
-            ("sparse", lambda value: isinstance(value, bool), "True or False"),
-        ):
-            entries = getattr(self, name)
-            if not isinstance(entries, tuple) or not all(map(entry, entries)):
-                raise ValueError(
-                    f"{name}={shown(entries)}; it must be a tuple, for each layer {wanted}"
-                )
-        if not _is_rope(self.rope):
-            raise ValueError(f"rope={shown(self.rope)}; it must be a Rope, or None for no rope")
-        if not isinstance(self.family, str):
-            raise ValueError(f"family={shown(self.family)}; it must be a name, such as 'llama'")
+            flag(name, getattr(self, name))
+        for name, interval in _NUMBERS.items():
+            real(name, getattr(self, name), interval)
+        for name in _POSITIVE:
+            if getattr(self, name) is not None:
+                real(name, getattr(self, name), "(0, 3.4e38]", ", or be None")
+        for name in _PER_LAYER:
+            typed("a tuple with one entry for each layer", tuple, **{name: getattr(self, name)})
+        settle(
+            *(
+                (not all(map(entry, getattr(self, name))),
+                 f"{name}={shown(getattr(self, name))}; each entry must be {wanted}")
+                for name, (entry, wanted) in _PER_LAYER.items()
+            ),
+        )  # fmt: skip
+        typed("a Rope, or None for no rope", Rope | None, rope=self.rope)
+        typed("a name, such as 'llama'", str, family=self.family)
 
     def keep(self, layers: Sequence[int]) -> TransformerConfig:
         """Returns the configuration of only these layers, in this order."""
         own = {
             name: tuple(entries[i] for i in layers) if (entries := getattr(self, name)) else ()
-            for name in ("ropes", "windows", "sparse")
+            for name in _PER_LAYER
         }
         if not any(own["windows"]):  # alike, as a family reads them
             own["windows"] = ()
@@ -223,12 +221,3 @@ class TransformerConfig:
     def is_sparse(self, layer: int) -> bool:
         """Returns whether a layer has experts."""
         return self.num_experts > 0 and (not self.sparse or self.sparse[layer])
-
-
-def _is_rope(value: object) -> bool:
-    return isinstance(value, Rope | None)
-
-
-def _is_window(value: object) -> bool:
-    plain = number(value)
-    return value is None or (isinstance(plain, int) and 1 <= plain < 2**31)

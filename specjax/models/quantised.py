@@ -149,7 +149,9 @@ def quantise(model: LanguageModel) -> LanguageModel:
       ValueError: the model is not a specjax Transformer.
 
     Example:
-      >>> specjax.generate(target, prompt, draft=quantise(draft))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> specjax.quantise(draft) is specjax.quantise(draft)
+      True
     """
     form = quantised_form(model)
     if form is model:

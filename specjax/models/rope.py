@@ -11,14 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax._internal.checks import number, shown
+from specjax._internal.checks import chosen, flag, real, typed
 from specjax._internal.platforms import on_cpu
 
-_GREATEST = 3.4e38  # of float32
-_NUMBERS = (
-    "theta", "fraction", "amplitude", "factor", "low_freq_factor", "high_freq_factor",
-    "original_max_positions", "beta_fast", "beta_slow",
-)  # fmt: skip
+_NUMBERS = {
+    "theta": "(1, 3.4e38]",
+    "fraction": "(0, 1]",
+    **dict.fromkeys(
+        ("amplitude", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions",
+         "beta_fast", "beta_slow"), "(0, 3.4e38]",
+    ),
+}  # fmt: skip
+"""Fields that are numbers which float32 holds, and the interval of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,26 +44,16 @@ class Rope:
 
     def __post_init__(self) -> None:
         """Raises ValueError with the field, its value and the allowed values."""
-        if not isinstance(self.kind, str) or self.kind not in SCALINGS:
-            raise ValueError(f"kind={shown(self.kind)}; pass one of {', '.join(SCALINGS)}")
-        if not isinstance(self.truncate, bool):
-            raise ValueError(f"truncate={shown(self.truncate)}; it must be True or False")
-        if not isinstance(self.factors, tuple):
-            raise ValueError(f"factors={shown(self.factors)}; it must be a tuple of numbers")
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
-        for name, value in (*numbers.items(), *(("factors", factor) for factor in self.factors)):
-            plain, least = number(value), 1.0 if name == "theta" else 0.0
-            if plain is None or not least < plain <= _GREATEST:
-                raise ValueError(
-                    f"{name}={shown(value)}; it must be a finite number above {least:g}"
-                )
-        if self.fraction > 1:
-            raise ValueError(f"fraction={self.fraction}; it must lie in (0, 1]")
-        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"high_freq_factor={self.high_freq_factor}; it must be above "
-                f"low_freq_factor={self.low_freq_factor}"
-            )
+        chosen("kind", self.kind, SCALINGS)
+        flag("truncate", self.truncate)
+        typed("a tuple of numbers", tuple, factors=self.factors)
+        for name, interval in _NUMBERS.items():
+            real(name, getattr(self, name), interval)
+        for factor in self.factors:
+            real("factors", factor, "(0, 3.4e38]")
+        if self.kind == "llama3":
+            least = self.low_freq_factor
+            real("high_freq_factor", self.high_freq_factor, f"({least}, inf)", ", low_freq_factor")
 
     def frequencies(self, dim: int) -> np.ndarray:
         """Returns [R / 2] radians per position, for heads of `dim` dimensions (R are rotated)."""

@@ -12,7 +12,7 @@ from flax import struct
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax._internal.jit_cache import programs
+from specjax._internal.jit_cache import programs, structure_of
 from specjax.overlap.outcomes import Ahead, Fan, Foresight, draft, look_ahead, settle
 from specjax.overlap.sides import DecoderLike
 from specjax.parallel import constrain_like, shard_state
@@ -90,7 +90,7 @@ def _kind(decoder_state: Any) -> tuple[object, ...]:
     return (
         decoder_state.tokens.shape,
         decoder_state.eos.shape,
-        jax.tree.structure(decoder_state.processors),
+        structure_of(decoder_state.processors),
     )
 
 

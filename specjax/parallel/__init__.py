@@ -1,37 +1,43 @@
 """Several devices and several processes: sharding of arrays, and checks of free memory."""
 
-from specjax.parallel.memory import device_bytes, devices_of, fits, mesh_holding, require
-from specjax.parallel.meshes import alike, described, make_mesh, parse_mesh
-from specjax.parallel.processes import add_process_arguments, join_from, leaving
-from specjax.parallel.sharding import (
-    RULES,
-    TRAINING_RULES,
-    Indivisible,
-    Rules,
-    by_row,
-    constrain_like,
-    fitted,
-    is_split,
-    layout,
-    leader,
-    mesh_of,
-    module_shardings,
-    named_shardings,
-    put,
-    replicate,
-    row_parts,
-    shard_params,
-    shard_state,
-    shardings,
-    to_host,
-)
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.parallel.memory import device_bytes, devices_of, fits, mesh_holding, require
+    from specjax.parallel.meshes import alike, described, make_mesh, parse_mesh
+    from specjax.parallel.processes import join_from, leaving
+    from specjax.parallel.sharding import (
+        RULES,
+        TRAINING_RULES,
+        Indivisible,
+        Rules,
+        by_row,
+        constrain_like,
+        fitted,
+        is_split,
+        layout,
+        leader,
+        mesh_of,
+        module_shardings,
+        named_shardings,
+        put,
+        replicate,
+        row_parts,
+        shard_params,
+        shard_state,
+        shardings,
+        to_host,
+    )
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "RULES",
     "TRAINING_RULES",
     "Indivisible",
     "Rules",
-    "add_process_arguments",
     "alike",
     "by_row",
     "constrain_like",

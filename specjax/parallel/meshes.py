@@ -39,8 +39,11 @@ def make_mesh(
       ValueError: the product is not the number of devices.
 
     Example:
-      >>> mesh = make_mesh(data=2, model=4)  # 8 devices
-      >>> target = specjax.load("org/name", mesh=mesh)
+      >>> import jax
+      >>> mesh = specjax.make_mesh(data=1, model=1, devices=jax.devices()[:1])
+      >>> target = specjax.load(specjax.shipped("tiny/target"), mesh=mesh)
+      >>> mesh.axis_names
+      ('data', 'model')
     """
     devices = list(jax.devices() if devices is None else devices)
     model = max(len(devices) // (data * fsdp * kv_copies), 1) if model is None else model

@@ -8,7 +8,6 @@ Then the remaining processes print a clear message and end.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import inspect
@@ -108,22 +107,6 @@ def join(
         sys.stdout = open(os.devnull, "w")
     _connect(host, count, number)
     late.cancel()
-
-
-def add_process_arguments(parser: argparse._ActionsContainer) -> None:
-    """Adds the options that `join_from` reads."""
-    parser.add_argument(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="address of the first of several processes that run this command; auto takes it from "
-        "the cluster's environment",
-    )
-    parser.add_argument(
-        "--num-processes", type=int, help="number of processes (default: JAX_NUM_PROCESSES)"
-    )
-    parser.add_argument(
-        "--process-id", type=int, help="number of this process, from 0 (default: JAX_PROCESS_ID)"
-    )
 
 
 def join_from(options: Mapping[str, Any]) -> None:

@@ -7,38 +7,43 @@ several tokens in one pass.  `NGram` and `NoProposer` need no model.
 The sources are in `specjax.methods`.
 """
 
-from specjax._internal.moved import forward
-from specjax.proposers.adaptive import (
-    MEASURED,
-    PAUSE,
-    POLICY,
-    Adaptive,
-    AdaptiveParams,
-    AdaptiveState,
-    Policy,
-    Rates,
-)
-from specjax.proposers.catch_up import AT_ONCE, remember, then_pending
-from specjax.proposers.combine import CostAware, CostAwareParams, FirstOf
-from specjax.proposers.forced import Forced
-from specjax.proposers.ngram import NGram
-from specjax.proposers.own_text import OwnText
-from specjax.proposers.plain import NoProposer
-from specjax.proposers.shapes import (
-    BestFirst,
-    BlockShape,
-    Chain,
-    Choices,
-    ChoiceTree,
-    DynamicTree,
-    Shape,
-    StaticTree,
-    best_tree,
-    expected_length,
-    node_acceptance,
-)
+from typing import TYPE_CHECKING
 
-__getattr__ = forward(
+from specjax._internal.lazily import lazily
+from specjax._internal.moved import forward
+
+if TYPE_CHECKING:
+    from specjax.proposers.adaptive import (
+        MEASURED,
+        PAUSE,
+        POLICY,
+        Adaptive,
+        AdaptiveParams,
+        AdaptiveState,
+        Policy,
+        Rates,
+    )
+    from specjax.proposers.catch_up import AT_ONCE, remember, then_pending
+    from specjax.proposers.combine import CostAware, CostAwareParams, FirstOf
+    from specjax.proposers.forced import Forced
+    from specjax.proposers.ngram import NGram
+    from specjax.proposers.own_text import OwnText
+    from specjax.proposers.plain import NoProposer
+    from specjax.proposers.shapes import (
+        BestFirst,
+        BlockShape,
+        Chain,
+        Choices,
+        ChoiceTree,
+        DynamicTree,
+        Shape,
+        StaticTree,
+        best_tree,
+        expected_length,
+        node_acceptance,
+    )
+
+_moved = forward(
     __name__,
     methods=(
         "DEPTH", "PROPOSERS", "BlockDraftSource", "DatastoreLookup", "DatastoreParams",
@@ -48,6 +53,8 @@ __getattr__ = forward(
         "measure_ranks",
     ),
 )  # fmt: skip
+
+__getattr__ = lazily(__name__, __file__, _moved)
 
 __all__ = [
     "AT_ONCE",

@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
+from specjax._internal.checks import within
 from specjax.contract import Arrays, Context, Proposer
 from specjax.types import ABSENT, Proposal
 
@@ -25,10 +26,7 @@ class NoProposer(Proposer):
     point_mass = True
 
     def __post_init__(self) -> None:
-        if self.num_nodes < 1:
-            raise ValueError(
-                f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 1"
-            )
+        within("num_nodes", self.num_nodes, 1, note=", since it counts the root too")
 
     def truncate(self, state: tuple[()], count: Array, last: Array | None) -> tuple[()]:
         return state

@@ -1,18 +1,17 @@
 """Rules decide which drafts of one row are accepted; `exact` says whether a rule is lossless."""
 
-from specjax.contract import Rule
-from specjax.rules.block import BlockVerification
-from specjax.rules.match import Match
-from specjax.rules.rejection import Rejection
-from specjax.rules.threshold import Threshold
-from specjax.rules.typical import Typical
+from typing import TYPE_CHECKING
 
-RULES: dict[str, type[Rule]] = {
-    "match": Match,
-    "rejection": Rejection,
-    "block": BlockVerification,
-    "typical": Typical,
-    "threshold": Threshold,
-}
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.rules.block import BlockVerification
+    from specjax.rules.match import Match
+    from specjax.rules.rejection import Rejection
+    from specjax.rules.table import RULES
+    from specjax.rules.threshold import Threshold
+    from specjax.rules.typical import Typical
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = ["RULES", "BlockVerification", "Match", "Rejection", "Threshold", "Typical"]

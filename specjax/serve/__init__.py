@@ -1,9 +1,16 @@
 """Serving: an engine whose texts do not depend on load, and an HTTP server for it."""
 
-from specjax.serve.engine import Engine
-from specjax.serve.handle import Busy, Closed, Guess, Handle, Increment, Served, Times
-from specjax.serve.listening import ServerOptions, check_packages, run_server
-from specjax.serve.scheduler import Load
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.serve.engine import Engine
+    from specjax.serve.handle import Busy, Closed, Guess, Handle, Increment, Served, Times
+    from specjax.serve.listening import ServerOptions, check_packages, run_server
+    from specjax.serve.scheduler import Load
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "Busy",

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from specjax._internal.checks import shown, whole
+from specjax._internal.checks import settle, shown, typed, whole
 from specjax.constraints import Grammar, constraints_of
 from specjax.drafters import AdaptiveDrafter
 from specjax.generation import Prepared, Request, bad_word_ids, ends_of, prepare
-from specjax.methods import Drafter, MedusaAdapter, MedusaBank
+from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.processors import Processors
 from specjax.proposers import Adaptive, FirstOf, NoProposer
@@ -66,36 +66,33 @@ def load_all(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Lo
                 f"drafters has the name {shown(name)}; pass a text without {BOTH!r}, and not "
                 f"{NONE!r}, which is plain decoding"
             )
-        if not isinstance(drafter, Drafter):
-            raise ValueError(
-                f"drafters[{name!r}] is a {type(drafter).__name__}; pass what make_drafter, "
-                "load_drafter or drafter_by_name returns"
-            )
+        called = f"drafters[{name!r}]"
+        loaders = "what make_drafter, load_drafter or drafter_by_name returns"
+        typed(loaders, Drafter, **{called: drafter})
         proposer = drafter.proposer
-        if isinstance(drafter, AdaptiveDrafter) or isinstance(proposer, Adaptive | FirstOf):
-            raise ValueError(
-                f"drafters[{name!r}] chooses between drafters for a whole batch: pass its parts "
-                f"under names of their own, and name both in a request, as 'lookup{BOTH}draft'"
-            )
-        if proposer.shares_cache:
-            raise ValueError(
-                f"drafters[{name!r}] drafts in the target's cache and can only be used alone, "
-                "with generate: leave it out"
-            )
-        if isinstance(proposer, NoProposer):
-            raise ValueError(f"drafters[{name!r}] drafts nothing: leave it out; {NONE!r} is known")
+        settle(
+            (
+                isinstance(drafter, AdaptiveDrafter) or isinstance(proposer, Adaptive | FirstOf),
+                f"{called} chooses between drafters for a whole batch: pass its parts under names "
+                f"of their own, and name both in a request, as 'lookup{BOTH}draft'",
+            ),
+            (
+                proposer.shares_cache,
+                f"{called} drafts in the target's cache and can only be used alone, with generate: "
+                "leave it out",
+            ),
+            (
+                isinstance(proposer, NoProposer),
+                f"{called} drafts nothing: leave it out; {NONE!r} is known",
+            ),
+        )
         drafter.check(target)
-        adapters: tuple[str, ...] = ()
-        if isinstance(drafter, MedusaBank):
-            adapters = tuple(drafter.adapters)
-        elif isinstance(drafter, MedusaAdapter):
-            adapters = (drafter.name,)
-        elif drafter.has_adapters:
+        if drafter.has_adapters and not drafter.adapter_names:
             raise ValueError(
                 f"drafters[{name!r}] arranges Medusa heads in another shape than their tree: pass "
                 "the heads, or a MedusaBank"
             )
-        loaded.append(Loaded(name, drafter, adapters))
+        loaded.append(Loaded(name, drafter, drafter.adapter_names))
     return tuple(loaded)
 
 
@@ -126,8 +123,7 @@ class Checker:
         Raises:
           ValueError: a field that cannot be used.
         """
-        if not isinstance(request, Request):
-            raise ValueError(f"request is a {type(request).__name__}; pass a specjax.Request")
+        typed("a specjax.Request", Request, request=request)
         for field in dataclasses.fields(Request):
             if field.name not in _HONOURED and getattr(request, field.name) is not field.default:
                 cure = _REFUSED.get(field.name, "it to generate")

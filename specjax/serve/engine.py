@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from specjax._internal.checks import items, shown, whole
+from specjax._internal.checks import items, shown, typed, whole
 from specjax.decoding import Decoder
 from specjax.generation import Request
 from specjax.methods import Drafter
@@ -77,10 +77,7 @@ class Engine:
         Raises:
           ValueError: a number or a drafter that cannot be used, or too little free memory.
         """
-        if not isinstance(target, LanguageModel):
-            raise ValueError(
-                f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
-            )
+        typed("what specjax.load(folder) returns", LanguageModel, target=target)
         for name, value, least in (
             ("slots", slots, 1), ("capacity", capacity, 2), ("waiting", waiting, 0),
             ("chunk", chunk, 1),
@@ -89,8 +86,7 @@ class Engine:
         most = target.model.vocab_size
         if logprobs is not None:
             whole("logprobs", logprobs, 0, most, f"a whole number in [0, {most}], or None")
-        if not isinstance(drafters, Mapping | None):
-            raise ValueError(f"drafters={shown(drafters)}; pass a dict from names to drafters")
+        typed("a dict from names to drafters", Mapping | None, drafters=drafters)
         _check_mesh(target, slots)
         loaded = load_all(target, drafters or {})
         chunk = min(chunk, capacity)
@@ -101,7 +97,7 @@ class Engine:
         if default not in (None, NONE) and not set(str(default).split(BOTH)) <= set(names):
             listed = ", ".join([NONE, *names])
             raise ValueError(
-                f"default={shown(default)} is no drafter; pass one of {listed}, or two as "
+                f"default={shown(default)} is not a drafter; pass one of {listed}, or two as "
                 f"first{BOTH}second"
             )
         self.checker = Checker(target, loaded, room, logprobs, num_eos, default, size)

@@ -1,11 +1,18 @@
 """Text and tokens: chat templates, vocabularies and stop strings."""
 
-from specjax.text.chat import SPECIAL_TOKENS, Messages, render
-from specjax.text.rust import no_panic
-from specjax.text.sandbox import ask
-from specjax.text.stop_strings import Texts
-from specjax.text.vocabulary import Translation, token_bytes, translate, vocabulary_digest
-from specjax.text.words import Words
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.text.chat import SPECIAL_TOKENS, Messages, render
+    from specjax.text.rust import no_panic
+    from specjax.text.sandbox import ask
+    from specjax.text.stop_strings import Texts
+    from specjax.text.vocabulary import Translation, token_bytes, translate, vocabulary_digest
+    from specjax.text.words import Words
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "SPECIAL_TOKENS",

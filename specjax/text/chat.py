@@ -7,13 +7,13 @@ filters and functions that Hugging Face templates expect, and in a process with 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax._internal.checks import items, number, shown
-from specjax._internal.extras import install
+from specjax._internal.extras import need
+from specjax._internal.fields import Kind, parse_object
 from specjax.text.confined import LONGEST
 from specjax.text.sandbox import ask
 
@@ -30,6 +30,8 @@ SPECIAL_TOKENS = (
     "mask_token",
 )
 """The fields of a tokenizer's files that name a special token, in every tokenizer."""
+
+_SPECIAL = Kind('a text, or an object with a text "content"', lambda text: isinstance(text, str))
 
 
 def render(
@@ -66,8 +68,7 @@ def render(
             "there is no chat template (chat_template.jinja, or chat_template in "
             "tokenizer_config.json): pass the whole prompt as text"
         )
-    if importlib.util.find_spec("jinja2") is None:
-        raise ValueError(f"chat templates need jinja2: {install('chat')}")
+    need("jinja2", "chat templates", "chat")
     known = {"tools": None, "documents": None, **_special_tokens(files, config), **variables}
     known |= {"messages": turns, "add_generation_prompt": add_generation_prompt}
     try:
@@ -79,18 +80,12 @@ def render(
         ) from None
     subject = f"the chat template ({where})"
     cure = "correct the template, or pass the whole prompt as text"
-    answer = ask("templates", subject, cure, request)
-    if "damaged" in answer:
-        raise ValueError(f"{subject} is damaged: {answer['damaged']}; {cure}")
-    if "refused" in answer:
-        raise ValueError(
-            f"{subject} refuses these messages: {answer['refused']}; change them, {cure}"
-        )
-    if "long" in answer:
-        raise ValueError(
-            f"{subject} writes {answer['long']} characters, and {LONGEST} are allowed: {cure}"
-        )
-    return answer["text"]
+    refusals = {
+        "damaged": f"is damaged: {{}}; {cure}",
+        "refused": f"refuses these messages: {{}}; change them, {cure}",
+        "long": f"writes {{}} characters, and {LONGEST} are allowed: {cure}",
+    }
+    return ask("templates", subject, cure, request, refusals)["text"]
 
 
 def _plain(value: object) -> object:
@@ -159,23 +154,10 @@ def _special_tokens(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[
             if token is None:
                 continue
             text = token.get("content") if isinstance(token, dict) else token
-            if not isinstance(text, str):
-                raise ValueError(
-                    f"{name} in {source} is {shown(token)}; it must be a text, or an object with "
-                    'a text "content"'
-                )
-            special[name] = text
+            special[name] = _SPECIAL.of(f"{name} in {source}", text)
     return special
 
 
 def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """Returns the JSON object in the file `name`; {} if there is no such file."""
-    try:
-        content = json.loads(files.get(name, b"{}"))
-    except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are ValueErrors
-        raise ValueError(f"{name} is not JSON: {error}; download it again") from None
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{name} holds a {type(content).__name__}, not an object; download it again"
-        )
-    return content
+    return parse_object(files.get(name, b"{}"), name)

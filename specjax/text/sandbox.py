@@ -17,6 +17,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from specjax.text import confined
@@ -102,7 +103,13 @@ def close() -> None:
 atexit.register(close)
 
 
-def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
+def ask(
+    job: str,
+    subject: str,
+    cure: str,
+    request: bytes,
+    refusals: Mapping[str, str],
+) -> dict[str, Any]:
     """Returns the answer of `confined.JOBS[job]`.
 
     Args:
@@ -110,9 +117,12 @@ def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
       subject: the cause if the request cannot be answered, for the message.
       cure: the advice in that case.
       request: bytes for the job.
+      refusals: the sentence after the subject for each key by which the job refuses a request; {}
+        stands for the value of that key.
 
     Raises:
-      ValueError: the request takes too long or too much memory, or ends its process.
+      ValueError: the job refuses the request, or the request takes too long or too much memory, or
+        ends its process.
     """
     seconds = SECONDS[job] + len(request) / 1e6
     with _lock:
@@ -141,7 +151,10 @@ def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
         raise ValueError(f"{subject} {reason}: {cure}")
     answer = json.loads(line)
     if "memory" in answer:
-        raise ValueError(f"{subject} needs more than {answer['memory'] / 2**30:.2g} GiB: {cure}")
+        answer["memory"] /= 2**30
+    for key, sentence in {"memory": f"needs more than {{:.2g}} GiB: {cure}", **refusals}.items():
+        if key in answer:
+            raise ValueError(f"{subject} {sentence.format(answer[key])}")
     return answer
 
 

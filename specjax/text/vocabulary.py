@@ -86,8 +86,11 @@ def translate(
       ValueError: a tokenizer whose tokens do not stand for bytes, or an argument of another kind.
 
     Example:
-      >>> tables = translate(target.tokenizer, draft.tokenizer, target_size, draft_size)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> size = target.model.vocab_size
+      >>> tables = specjax.translate(target.tokenizer, target.tokenizer, size, size)
       >>> tables.num_shared  # the tokens that can be drafted
+      512
     """
     for name, words in (("target", target), ("draft", draft)):
         if not isinstance(words, tokenizers.Tokenizer):

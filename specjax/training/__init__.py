@@ -9,8 +9,9 @@ evaluation and the export; `fit` runs it, or a loop of one's own:
     loss, metrics = job.loss(job.init(), job.frozen, batch)
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.training.jobs.distill import make_job as distillation
@@ -25,30 +26,7 @@ if TYPE_CHECKING:
     from specjax.training.loop_options import LoopOptions
     from specjax.training.optimizer import make_optimizer, make_schedule
 
-_HOMES = {
-    "DistillOptions": ("jobs.distill_options", "DistillOptions"),
-    "DrafterOptions": ("jobs.drafter_options", "DrafterOptions"),
-    "Job": ("loop", "Job"),
-    "LoopOptions": ("loop_options", "LoopOptions"),
-    "MedusaOptions": ("jobs.medusa_options", "MedusaOptions"),
-    "PretrainOptions": ("jobs.pretrain", "PretrainOptions"),
-    "distillation": ("jobs.distill", "make_job"),
-    "drafter_training": ("jobs.drafter", "make_job"),
-    "fit": ("loop", "fit"),
-    "make_optimizer": ("optimizer", "make_optimizer"),
-    "make_schedule": ("optimizer", "make_schedule"),
-    "medusa_training": ("jobs.medusa", "make_job"),
-    "pretraining": ("jobs.pretrain", "make_job"),
-}
-"""Where each name is: a job is imported when it is asked for, and the others are not."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "DistillOptions",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tokenizers
 
-from specjax.training.options import REQUIRED, Options, at_least, option
+from specjax.options.fields import REQUIRED, Options, at_least, option
 from specjax.training.ordering import Row, Rows, shuffled
 from specjax.training.rows import has_rows, holds_conversations, read_texts
 
@@ -50,6 +50,8 @@ class Source:
 @dataclasses.dataclass(frozen=True)
 class TextOptions(Options):
     """The options that describe a source of text."""
+
+    group = "data"
 
     data: tuple[str, ...] = option(
         REQUIRED,

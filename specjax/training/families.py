@@ -7,8 +7,7 @@ config.json can say: `written` checks this by writing it and reading it again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from specjax.models import FAMILIES, TransformerConfig
 
@@ -16,27 +15,12 @@ _DERIVED = ("embedding_scale",)
 """The fields that a family computes from other fields."""
 
 
-class Sizes(Protocol):
-    """The requested sizes of a student; None: the size of the model that it is like."""
-
-    @property
-    def hidden_size(self) -> int | None: ...
-
-    @property
-    def mlp_size(self) -> int | None: ...
-
-    @property
-    def num_layers(self) -> int | None: ...
-
-    @property
-    def num_heads(self) -> int | None: ...
-
-    @property
-    def num_kv_heads(self) -> int | None: ...
-
-
 def alike(
-    sizes: Sizes, config: TransformerConfig, vocab_size: int, context: int, name: str
+    sizes: Mapping[str, int | None],
+    config: TransformerConfig,
+    vocab_size: int,
+    context: int,
+    name: str,
 ) -> TransformerConfig:
     """Returns a configuration of the same family with other sizes.
 
@@ -44,7 +28,7 @@ def alike(
     are asked for; a head keeps its size.  More layers repeat the kinds of layers from the first.
 
     Args:
-      sizes: the requested sizes.
+      sizes: the requested sizes by name; None: the size of that configuration.
       config: of the model that the student is like.
       vocab_size: of the student.
       context: tokens that the student should read.
@@ -53,11 +37,11 @@ def alike(
     Raises:
       ValueError: the family has no model of these sizes; the message has the cure.
     """
-    hidden = sizes.hidden_size or config.hidden_size
+    hidden = sizes["hidden_size"] or config.hidden_size
     scale = hidden / config.hidden_size
     # In some families the heads make up the hidden size, and config.json has no size of a head.
     divided = config.num_heads * config.head_dim == config.hidden_size
-    heads, head_dim = sizes.num_heads, config.head_dim
+    heads, head_dim = sizes["num_heads"], config.head_dim
     if heads is None:
         heads = max(1, hidden // head_dim if divided else round(config.num_heads * scale))
     if divided:
@@ -69,7 +53,7 @@ def alike(
             )
     most = max(1, round(config.num_kv_heads * heads / config.num_heads))
     divisors = [n for n in range(1, most + 1) if heads % n == 0]
-    layers = range(sizes.num_layers or config.num_layers)
+    layers = range(sizes["num_layers"] or config.num_layers)
     # A new table of learned positions may have any length.
     positions = stretched(config, context).max_positions
     if config.position_offset is not None:
@@ -80,10 +64,10 @@ def alike(
             wanted,
             vocab_size=vocab_size,
             hidden_size=hidden,
-            mlp_size=sizes.mlp_size or _scaled(config.mlp_size, scale),
+            mlp_size=sizes["mlp_size"] or _scaled(config.mlp_size, scale),
             expert_size=_scaled(config.expert_size, scale) if config.num_experts else 0,
             num_heads=heads,
-            num_kv_heads=sizes.num_kv_heads or divisors[-1],
+            num_kv_heads=sizes["num_kv_heads"] or divisors[-1],
             head_dim=head_dim,
             max_positions=positions,
         ),

@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,45 +20,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.contract import Arrays
 from specjax.parallel import by_row, make_mesh, parse_mesh, put, row_parts
-from specjax.training.options import Options, option
+from specjax.training.loop_options import LoopOptions, MeshOptions
 
 
-class RunOptions(Protocol):
-    """The options of a run that decide how its batches are sharded."""
-
-    @property
-    def mesh(self) -> str | None: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def accumulate(self) -> int: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshOptions(Options):
-    """The devices and processes of a run, which may be resumed on others."""
-
-    mesh: str | None = option(
-        None,
-        "devices along each axis, as data=2,fsdp=2,model=2; without it, one device",
-        free=True,
-    )
-    coordinator: str | None = option(
-        None,
-        "HOST:PORT of the first of several processes, or auto: from the cluster's environment",
-        free=True,
-    )
-    num_processes: int | None = option(
-        None, "number of processes; by default JAX_NUM_PROCESSES", free=True
-    )
-    process_id: int | None = option(
-        None, "index of this process, from 0; by default JAX_PROCESS_ID", free=True
-    )
-
-
-def mesh_sizes(options: MeshOptions | RunOptions) -> dict[str, int] | None:
+def mesh_sizes(options: MeshOptions) -> dict[str, int] | None:
     """Returns the sizes that `make_mesh` takes; None for a single device.
 
     Without --mesh, one process uses one device, and several processes put all their devices along
@@ -81,7 +45,7 @@ def mesh_of_sizes(sizes: dict[str, int] | None) -> Mesh | None:
     return make_mesh(sizes.get("data", 1), sizes.get("model"), fsdp=fsdp, kv_copies=copies)
 
 
-def mesh_of_run(options: RunOptions) -> Mesh | None:
+def mesh_of_run(options: LoopOptions) -> Mesh | None:
     """Returns the mesh of the options; None for a single device.
 
     Raises:

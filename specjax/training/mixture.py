@@ -10,14 +10,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from specjax.options.fields import Options, option
 from specjax.training.corpus import Tokens
-from specjax.training.options import Options, option
 from specjax.training.ordering import Rows, by_turns
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightOptions(Options):
     """The shares of several sources of data."""
+
+    group = "data"
 
     weights: tuple[float, ...] = option(
         (), "how much is read of each entry of --data, as in 3 1; by default all texts are one"

@@ -15,9 +15,9 @@ from typing import Any, Protocol, SupportsFloat
 import jax
 
 from specjax.contract import Arrays
+from specjax.options.fields import flag
 from specjax.parallel import leader
 from specjax.training.loop_options import LoopOptions
-from specjax.training.options import flag
 
 RUN, METRICS = "run.json", "metrics.jsonl"
 

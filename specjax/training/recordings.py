@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -13,17 +12,20 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays
 from specjax.files import read_outline
 from specjax.models import LanguageModel, LinenModel, Transformer
+from specjax.options.fields import as_argument, option
 from specjax.training import tables
 from specjax.training.corpus import TextOptions
 from specjax.training.dataset import model_hashes
-from specjax.training.options import as_argument, option
+from specjax.training.loop_options import LoopOptions
 from specjax.training.recorded import CANDIDATES, STATES, Recorded
 from specjax.training.targets import TargetOptions, dtype_of, load_target
 
 
 @dataclasses.dataclass(frozen=True)
-class TaughtOptions(TextOptions, TargetOptions):
+class TaughtOptions(LoopOptions, TextOptions, TargetOptions):
     """The inputs of a run: a target in memory with data, or a recording."""
+
+    group = "data"
 
     target: str = option("", "folder of the target, or org/name on the Hub")
     data: tuple[str, ...] = option(
@@ -74,17 +76,9 @@ class TaughtOptions(TextOptions, TargetOptions):
             )
 
 
-class _Loop(Protocol):
-    @property
-    def sequence_length(self) -> int: ...
-
-    @property
-    def isolate_documents(self) -> bool: ...
-
-
 def open_teacher(
     options: TaughtOptions,
-    loop: _Loop,
+    isolate_documents: bool,
     names: Sequence[str] = CANDIDATES,
     dtype: str | None = None,
     settings: Mapping[str, float] | None = None,
@@ -93,7 +87,7 @@ def open_teacher(
 
     Args:
       options: of the run.
-      loop: the same options, as those of a job that reads sequences.
+      isolate_documents: whether the run reads documents on their own.
       names: the arrays that the run reads.
       dtype: `--dtype`, if it was given.
       settings: the sampling settings that the run learns for; None: it reads no log-probabilities.
@@ -114,7 +108,7 @@ def open_teacher(
             "sequence_length": length,
         }
         for each, isolated, length in (
-            (settings or {}, loop.isolate_documents, loop.sequence_length),
+            (settings or {}, isolate_documents, options.sequence_length),
             (request.settings, request.isolate_documents, request.length),
         )
     )

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from specjax.decoding import Decoder
-from specjax.flags import KINDS, NUMBERS, choose, load_models, make_drafter
 from specjax.generation import check_length
 from specjax.models import LanguageModel
+from specjax.options.fields import REQUIRED, at_least, option, within
+from specjax.options.models import Devices, ModelOptions, choose, load_models, make_drafter
+from specjax.options.speculation import KINDS, ProposerOptions, given
 from specjax.rules import RULES
 from specjax.sampling import Sampling
-from specjax.training.mesh import MeshOptions, mesh_sizes
-from specjax.training.options import at_least, option, within
+from specjax.training.loop_options import MeshOptions
+from specjax.training.mesh import mesh_sizes
 from specjax.training.targets import TargetOptions
 from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class SpeculationOptions(MeshOptions, TargetOptions):
+class SpeculationOptions(MeshOptions, ProposerOptions, TargetOptions, ModelOptions):
     """The models, and the options of decoding, which are named as in `specjax bench`."""
 
+    group = "decoding"
+
+    target: str = option(REQUIRED, "folder of the target, or org/name on the Hub")
     draft: str | None = option(
         None, "folder of the draft, or org/name; other tokens than the target's are translated"
     )
@@ -40,20 +44,6 @@ class SpeculationOptions(MeshOptions, TargetOptions):
         "proposer; default: drafter with --drafter, draft with --draft, else ngram",
         choices=KINDS,
     )
-    num_drafts: int | None = option(
-        None, "draft tokens per step (gamma), or depth of a tree; default: 4, or as --drafter says"
-    )
-    branching: tuple[int, ...] = option((3, 2, 1), "tree: children of a node, by level")
-    width: int | None = option(
-        None, "dynamic-tree, drafter: nodes that are expanded per level, and children of each"
-    )
-    num_nodes: int | None = option(
-        None, "dynamic-tree, drafter: nodes of the tree, root included; default: 16, or a chain"
-    )
-    exit_layer: int | None = option(
-        None, "early-exit: how many of the target's layers draft; default: half of them"
-    )
-    confidence_threshold: float = option(0.0, "end a chain after a draft less probable than this")
     rule: str = option("match", "rule that accepts drafts", choices=sorted(RULES))
     max_new_tokens: int = option(128, "most new tokens per prompt")
     temperature: float = option(0.0, "sampling temperature; 0: greedy")
@@ -94,14 +84,10 @@ def load_speculation(
     Raises:
       ValueError: models, proposer and prompts do not fit together; the message has the cure.
     """
-    # A number at its default counts as not given, since it may belong to another proposer.
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    fields = dataclasses.asdict(options).items()
-    asked = argparse.Namespace(**{k: v for k, v in fields if k not in NUMBERS or v != defaults[k]})
-    asked.mesh = mesh_sizes(options)
-    kind = choose(asked)
-    target, draft = load_models(asked, [kind])
-    drafter = make_drafter(asked, kind, target, draft)
+    kind = choose(options)
+    devices = Devices(mesh_sizes(options))
+    models = load_models(options, [kind], devices=devices, lora=options.lora)
+    target, drafter = models.target, make_drafter(kind, models, given(options))
     proposer, arrays = drafter.proposer, drafter.arrays(target)
     ids = prompts(target)
     check_length("target", target, ids, options.max_new_tokens)

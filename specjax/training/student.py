@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,11 @@ from specjax.files import (
     save,
 )
 from specjax.models import LanguageModel, LinenModel, Transformer, TransformerConfig
+from specjax.options.fields import as_argument, at_least, matching, option
 from specjax.parallel import TRAINING_RULES, shardings
 from specjax.text import vocabulary_digest
 from specjax.training.families import alike, cut, stretched
-from specjax.training.options import Options, as_argument, at_least, matching, option
+from specjax.training.loop_options import LoopOptions
 from specjax.training.precision import mixed_dot_general
 from specjax.types import ModelOutput
 
@@ -36,8 +37,13 @@ _ORIGINAL = ", or as the model that it starts from or is like"
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelOptions(Options):
-    """The source and the sizes of a student.  Without a source it is a Llama-type model."""
+class ModelOptions(LoopOptions):
+    """The source and the sizes of a student, and the loop that trains it.
+
+    Without a source it is a Llama-type model.
+    """
+
+    group = "model"
 
     hidden_size: int | None = option(None, "size of the hidden states; default: 256" + _ORIGINAL)
     mlp_size: int | None = option(None, "size of an MLP's hidden layer; default: 688" + _ORIGINAL)
@@ -92,6 +98,11 @@ class ModelOptions(Options):
             )
 
     @property
+    def sizes(self) -> dict[str, int | None]:
+        """The requested sizes; None: as the model that it starts from or is like."""
+        return {name: getattr(self, name) for name in SIZES}
+
+    @property
     def sources(self) -> dict[str, object]:
         """The options that name a source of weights, of which there may be one."""
         given = {"initial": self.initial, "from_layers": self.from_layers}
@@ -132,41 +143,7 @@ class Start:
     lora: str | None = None  # a LoRA that is merged into the weights
 
 
-class StudentOptions(Protocol):
-    """The options of a job that trains a model: `ModelOptions` and two of the loop's options."""
-
-    @property
-    def hidden_size(self) -> int | None: ...
-
-    @property
-    def num_heads(self) -> int | None: ...
-
-    @property
-    def num_kv_heads(self) -> int | None: ...
-
-    @property
-    def mlp_size(self) -> int | None: ...
-
-    @property
-    def num_layers(self) -> int | None: ...
-
-    @property
-    def new_model(self) -> dict[str, int]: ...
-
-    @property
-    def start(self) -> Start | None: ...
-
-    @property
-    def remat(self) -> bool: ...
-
-    @property
-    def sequence_length(self) -> int: ...
-
-    @property
-    def seed(self) -> int: ...
-
-
-def make_model(options: StudentOptions, vocab_size: int, context: int | None = None) -> LinenModel:
+def make_model(options: ModelOptions, vocab_size: int, context: int | None = None) -> LinenModel:
     """Returns the model that a job trains, which multiplies in bfloat16.
 
     Args:
@@ -204,7 +181,7 @@ def make_model(options: StudentOptions, vocab_size: int, context: int | None = N
             matching(options, config, start.name, *given)
             config = stretched(config, context)
         else:
-            config = alike(options, config, vocab_size, context, start.name)
+            config = alike(options.sizes, config, vocab_size, context, start.name)
         if config.max_positions < options.sequence_length:
             raise ValueError(
                 f"--sequence-length is {options.sequence_length}; {start.name} reads at most "
@@ -284,7 +261,7 @@ def check_initial(
         )
 
 
-def initial_params(model: LinenModel, options: StudentOptions, mesh: Mesh | None = None) -> Arrays:
+def initial_params(model: LinenModel, options: ModelOptions, mesh: Mesh | None = None) -> Arrays:
     """Returns the parameters that the student starts with: a folder's, or random ones.
 
     On a mesh, each device makes or reads its own part.

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from specjax._internal.platforms import default_platform
 from specjax.files import find_folder, load
 from specjax.models import LanguageModel, LinenModel, attend, quantise, quantised_form
+from specjax.options.fields import REQUIRED, Options, option
 from specjax.parallel import TRAINING_RULES
-from specjax.training.options import REQUIRED, Options, option
 from specjax.training.precision import mixed_dot_general
 
 _INT8 = "int8"
@@ -22,6 +22,8 @@ DTYPES = ("float32", "bfloat16", _INT8)
 @dataclasses.dataclass(frozen=True)
 class TargetOptions(Options):
     """The target, and a LoRA of it."""
+
+    group = "target"
 
     target: str = option(REQUIRED, "folder of the target, or org/name on the Hub")
     lora: str | None = option(

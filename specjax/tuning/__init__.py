@@ -1,8 +1,23 @@
 """Measures the cost of speculation on this device, and plans which options to use."""
 
-from specjax.tuning.calibrate import Learned, OptionClock, option_seconds, seconds_of
-from specjax.tuning.costs import step_costs, step_seconds
-from specjax.tuning.plan import Candidate, Plan, Tree, about, fastest_tree, read_plan, saved_plan
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.tuning.calibrate import Learned, OptionClock, option_seconds, seconds_of
+    from specjax.tuning.costs import step_costs, step_seconds
+    from specjax.tuning.plan import (
+        Candidate,
+        Plan,
+        Tree,
+        about,
+        fastest_tree,
+        read_plan,
+        saved_plan,
+    )
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "Candidate",

@@ -106,7 +106,12 @@ def step_costs(
       ValueError: widths that the drafter does not have, or a drafter of another target.
 
     Example:
-      >>> step_costs(target, tree, widths=(1, 8, 32))  # {nodes: seconds}
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> numbers = {"depth": 2, "width": 2, "num_nodes": 4}
+      >>> tree = specjax.make_drafter(target, draft, specjax.DynamicTree, **numbers)
+      >>> sorted(specjax.step_costs(target, tree, widths=(2, 4), rounds=1))  # nodes: seconds
+      [2, 4]
     """
     proposer = CostAware(drafter.proposer, tuple(widths))
     if batch < 1 or rounds < 1:

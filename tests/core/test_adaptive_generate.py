@@ -175,7 +175,7 @@ def test_what_cannot_be_is_refused(target, draft):
     for arguments, words in (
         ((tree,), "drafts trees"),
         ((chain, NGram(3)), r"draft \[3, 4\] tokens deep"),
-        (("ngram",), "drafter='ngram' is not a drafter"),
+        (("ngram",), "drafter='ngram', of the type str; pass the drafter"),
     ):
         with pytest.raises(ValueError, match=words):
             specjax.adaptive(*arguments)

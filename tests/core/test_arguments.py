@@ -172,7 +172,7 @@ CASES = [
     ({"mesh": "data=2"}, ["mesh='data=2'", "make_mesh"]),
     ({"logits_processor": lambda logits: logits}, ["logits_processor", "TypeError", "counts [V]"]),
     ({"logits_processor": 5}, ["logits_processor=5", "counts [V]"]),
-    ({"target": None}, ["target is a NoneType", "specjax.load"]),
+    ({"target": None}, ["target=None", "specjax.load"]),
     ({"draft_dtype": np.ones(2)}, ["draft_dtype", "int8"]),
     ({"adapter": [[]], "proposer": None}, ["adapter", "MedusaBank"]),
 ]

@@ -157,7 +157,7 @@ def test_a_conversation_without_tokens(chatty):
     ("folder", "options", "words"),
     [
         ("chatty", {"prompts": "a", "messages": CHATS["one"]}, "not both"),
-        ("chatty", {"messages": []}, "messages is empty"),
+        ("chatty", {"messages": []}, r"messages=\[\]; pass a list of at least one turn"),
         ("chatty", {}, "prompts is empty"),
         ("chatty", {"messages": [[]]}, "role"),
         ("target", {"messages": CHATS["one"]}, "target: there is no chat template"),

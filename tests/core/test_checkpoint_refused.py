@@ -212,7 +212,7 @@ def test_without_permission(folder, monkeypatch):
 def test_sampling_default_of_another_kind(folder, value):
     """The error names the setting and its value."""
     folders.edit(folder, "generation_config.json", do_sample=True, temperature=value)
-    refused(ValueError, folder, "temperature", repr(value))
+    refused(ValueError, folder, "temperature", json.dumps(value))
 
 
 def test_damaged_tokenizer(folder):

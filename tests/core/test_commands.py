@@ -6,7 +6,7 @@ shipped heads.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import itertools
 import json
 import re
@@ -14,13 +14,13 @@ import re
 import pytest
 import table_pair
 from command_line import PAIR as BOTH
-from command_line import SHORT, TINY, run
+from command_line import SHORT, TINY, failure, run
 from preparing import prepared
 
 import specjax
 from specjax.cli import COMMANDS, colours, main
-from specjax.flags import load_models, make_drafter
 from specjax.generation.run import decode
+from specjax.options.models import ModelOptions, load_models, make_drafter
 
 PAIR = [*BOTH, "--proposer", "draft", "--num-drafts", 2]
 PLAIN = {"max_new_tokens": 24, "proposer": "none"}
@@ -109,13 +109,11 @@ def test_colours_show_the_accepted_drafts(capsys):
 
 def test_the_shipped_heads_are_not_those_of_auto():
     """Where the shipped heads are loaded for another proposer, `auto` still has none."""
-    arguments = argparse.Namespace(target=None, draft=None, drafter=None, dtype="float32")
-    target, _ = load_models(arguments, ["auto", "medusa"])
-    assert arguments.drafter is not None
-    made = make_drafter(arguments, "auto", target, None)
-    assert made.proposer.drafter is None
-    arguments.drafter_of_auto = arguments.drafter
-    assert make_drafter(arguments, "auto", target, None).proposer.drafter is not None
+    models = load_models(ModelOptions(dtype="float32"), ["auto", "medusa"])
+    assert models.drafter is not None
+    assert make_drafter("auto", models, {}).proposer.drafter is None
+    named = dataclasses.replace(models, of_auto=str(models.drafter))
+    assert make_drafter("auto", named, {}).proposer.drafter is not None
 
 
 def test_no_compare(capsys):
@@ -233,7 +231,7 @@ def test_every_command_has_help(capsys):
         with pytest.raises(SystemExit) as exit_:
             main([name, "--help"])
         assert exit_.value.code == 0
-        wanted = {"train": "JOB", "datastore": "action"}.get(name, "--target")
+        wanted = {"train": "JOB", "datastore": "ACTION"}.get(name, "--target")
         assert wanted in capsys.readouterr().out
 
 
@@ -242,15 +240,49 @@ def test_options_stand_in_groups(capsys, command):
     """What a reader looks for has a heading, and nothing but `--help` is left without one."""
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    # A heading begins a line and ends in a colon.
-    parts = re.split(r"^(\S.*):$", capsys.readouterr().out, flags=re.MULTILINE)
+    # Without a terminal a heading is a line above a line of hyphens.
+    parts = re.split(r"^ (\S.*\S) +\n -{40,} *$", capsys.readouterr().out, flags=re.MULTILINE)
     groups = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert re.findall(r"^  (-\S+)", groups.pop("options"), re.MULTILINE) == ["-h,"]
     words = {
-        "generate": ["prompts", "models", "speculation: what drafts", "sampling", "constraint",
-                     "speculation: which drafts are accepted", "penalties, biases and ends",
-                     "output", "devices and processes"],
-        "serve": ["models", "speculation", "devices", "room and limits", "address"],
+        "generate": ["prompt", "model", "proposer", "rule", "sampling", "penalty", "constraint",
+                     "device", "output", "file"],
+        "serve": ["model", "speculation", "device", "room", "address", "file"],
     }  # fmt: skip
-    assert set(groups) == set(words[command])
-    assert all(re.search(r"^  -", options, re.MULTILINE) for options in groups.values())
+    assert set(groups) - {"positional arguments"} == {f"{word} options" for word in words[command]}
+    assert all(re.search(r"^  \S", options, re.MULTILINE) for options in groups.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["genrate"], "'genrate' is not one; is it generate?"),
+        ([], "none was named; choose from demo, generate"),
+        (["train", "destill"], "'destill' is not one; is it distill?"),
+        (["generate", "x", "--max-new-token", "3"], "--max-new-tokens INT"),
+        (["generate", "x", "--top-k", "many"], "many"),
+        (["generate", "x", "--proposer", "nothing"], "--proposer 'nothing' is neither one of auto"),
+        (["generate", "x", "--mesh", "rows=2"], "--mesh 'rows=2': it must look like data=2"),
+        (
+            ["generate", "x", "--regex", "a", "--choice", "b"],
+            "not allowed with --choice: leave one",
+        ),
+        (["generate", "x", "--canonical"], "--canonical is used with --regex"),
+        (["generate", "x", "--top-k", "many"], "For full helptext, see specjax generate --help"),
+        (["generate", "--target", "x", "--", "--regex", "a", "--prompt"], "x is not a folder"),
+    ],
+)
+def test_what_a_command_cannot_read(capsys, arguments, words):
+    """It names the fault and the cure before anything is loaded."""
+    assert words in " ".join(failure(capsys, *arguments).split())
+
+
+def test_options_of_a_command_in_a_file(capsys, tmp_path):
+    """`--config` and `--set` are read for commands, too, and the command line wins."""
+    lines = "max_new_tokens: 9\nstop: [xyz, zyx]\ncompare: false\njson: true\nproposer: none\n"
+    (tmp_path / "options.yaml").write_text(lines)
+    arguments = ["generate", "x", *BOTH[:2], "--config", tmp_path / "options.yaml"]
+    for more, count in (([], 9), (["--set", "max_new_tokens=7"], 7), (["--max-new-tokens", 5], 5)):
+        result = json.loads(run(capsys, *arguments, *more).out)
+        assert [len(row) for row in result["tokens"]] == [count]
+        assert result["stats"]["same_tokens"] is None

@@ -62,7 +62,7 @@ def test_rope_lacks_a_key(folder):
 def test_config_value_of_another_kind(folder, key, value):
     """The error names the key and its value."""
     folders.edit(folder, **{key: value})
-    refused(ValueError, folder, str(folder / "config.json"), key, repr(value))
+    refused(ValueError, folder, str(folder / "config.json"), key, json.dumps(value))
 
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -159,20 +159,20 @@ def test_a_switch_is_true_or_false(folder, key, value):
 def test_unknown_model_type(folder, kind):
     """The error names the type and the supported types."""
     folders.edit(folder, model_type=kind)
-    refused(ValueError, folder, repr(kind), "llama")
+    refused(ValueError, folder, json.dumps(kind), "llama")
 
 
 def test_unknown_rope(folder):
     """The error names the rope type and the supported ones."""
     rope = {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}
     folders.edit(folder, rope_parameters=rope)
-    refused(ValueError, folder, "'proportional'", "default", "linear", "llama3")
+    refused(ValueError, folder, '"proportional"', "default", "linear", "llama3")
 
 
 def test_unknown_activation(folder):
     """The error names the activation and the supported one."""
     folders.edit(folder, hidden_act="quick_gelu")
-    refused(ValueError, folder, "'quick_gelu'", "silu")
+    refused(ValueError, folder, '"quick_gelu"', "silu")
 
 
 def test_heads_do_not_divide(folder):

@@ -208,10 +208,10 @@ DAMAGE = {
     "no description": (lambda f: (f / "datastore.json").unlink(), "specjax datastore build"),
     "no arrays": (lambda f: (f / "datastore.safetensors").unlink(), "datastore.safetensors"),
     "not JSON": (lambda f: (f / "datastore.json").write_text("{"), "not JSON"),
-    "another format": (describe(format="x"), "format is 'x'"),
+    "another format": (describe(format="x"), 'format is "x"'),
     "no tokens": (describe(tokens=0), "tokens is 0"),
     "more tokens": (describe(tokens=10**6), "does not fit"),
-    "other arrays": (other_arrays, "holds tokens"),
+    "other arrays": (other_arrays, "lacks .order."),
 }
 
 

@@ -1,5 +1,6 @@
 """The decoder's functions one at a time: a step can be vmapped, and invalid input is refused."""
 
+import functools
 import re
 import types
 
@@ -7,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from toys import TABLES as toys
 
 import specjax
+from specjax._internal.jit_cache import structure_of
 from specjax.decoding.commit import emit
 
 
@@ -203,3 +206,33 @@ def test_what_a_step_emits_by_definition():
         wanted = 0 if done[row] else len(tokens)
         assert count[row] == wanted and emitted[row, :wanted].tolist() == tokens[:wanted]
         assert after[row] == (done[row] or bool(ends) or len(tokens) == room[row])
+
+
+@struct.dataclass
+class NumberedMatch(specjax.Match):
+    number: float = 0.0
+
+
+@struct.dataclass
+class NumberedRejection(specjax.Rejection):
+    number: float = 0.0
+
+
+def test_rules_of_two_classes_never_share_a_program():
+    """JAX says that the structures of two dataclasses with the same fields are equal."""
+    ngram = specjax.NGram(2)
+    one, other = (
+        specjax.Decoder(toys.model(), ngram, rule)
+        for rule in (NumberedMatch(), NumberedRejection())
+    )
+    assert one != other
+    assert one == specjax.Decoder(toys.model(), ngram, NumberedMatch(1.0))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def shared(decoder, x):
+        return x + decoder.rule.shared_noise
+
+    assert (shared(one, 0), shared(other, 0)) == (1, 0)
+    trees = [structure_of((rule, {"a": None})) for rule in (NumberedMatch(), NumberedRejection())]
+    assert trees[0] != trees[1]
+    assert trees[0] == structure_of((NumberedMatch(2.0), {"a": None}))

@@ -48,7 +48,7 @@ FLOORS = {
         "specjax",
     ],
     "doors": [
-        "specjax.flags",
+        "specjax.options",
         "specjax.training",
         "specjax.cli",
         "specjax.__main__",
@@ -58,7 +58,9 @@ FLOORS = {
     ],
 }
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms}
-OPEN = {"specjax._internal", "specjax.training", "bench", "train", "experiments"}
+OPEN = {
+    "specjax._internal", "specjax.options", "specjax.training", "bench", "train", "experiments",
+}  # fmt: skip
 """Rooms without a door: their modules are imported one by one."""
 
 TOPS = ("specjax", "train", "bench", "experiments")

@@ -170,7 +170,7 @@ REFUSED = {
     "line": (Grammar('start: "a"\nfoo bar\n'), ["line 2", "correct it"]),
     "expression": (Grammar("start: A\nA: /[/\n"), ["line 2", "invalid regex"]),
     "no start": (Grammar('x: "a"'), ["start"]),
-    "GBNF": (Grammar('root ::= "(" root ")\n'), ["no grammar in GBNF", "line 2"]),
+    "GBNF": (Grammar('root ::= "(" root ")\n'), ["not a grammar in GBNF", "line 2"]),
     "empty text": (Grammar('start: ""'), ["only the empty text"]),
     "no text": (Grammar('start: start "a"'), ["matches no text"]),
     "keyword": (Grammar({"type": "array", "uniqueItems": True}), ["uniqueItems"]),

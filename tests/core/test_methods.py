@@ -42,7 +42,7 @@ def test_its_folders_are_loaded_and_its_drafts_change_no_text(line, folder):
 
 
 def test_its_folders_are_refused_without_the_line(folder):
-    with pytest.raises(ValueError, match=r"a map is no drafter of a format.*map\.weight"):
+    with pytest.raises(ValueError, match=r"a map is not a drafter of a format.*map\.weight"):
         specjax.load_drafter(folder, target())
     assert find_folder(folder) == folder
 

@@ -24,7 +24,8 @@ from toys import TABLES, TRANSFORMERS, Toys
 
 from specjax import sampling, tree
 from specjax.caches import KVCache
-from specjax.training import options, ordering
+from specjax.options import files
+from specjax.training import ordering
 from specjax.training.optimizer import phases
 
 Patch = pytest.MonkeyPatch
@@ -118,14 +119,14 @@ def starving_share(patch: Patch) -> None:
 
 def lost_option(patch: Patch) -> None:
     """A YAML file loses an option that a job can do without."""
-    read = options._read
+    read = files._read
 
     def shorter(path: Any) -> dict[str, object]:
         values = read(path)
         lost = next((name for name in values if name not in ("data", "target")), None)
         return {n: x for n, x in values.items() if n != lost or path.suffix != ".yaml"}
 
-    patch.setattr(options, "_read", shorter)
+    patch.setattr(files, "_read", shorter)
 
 
 def cache(case: str) -> Callable[[], None]:

@@ -1,5 +1,6 @@
 """What is public is listed, described, and where its users look for it."""
 
+import ast
 import importlib
 import inspect
 import pathlib
@@ -66,11 +67,13 @@ def test_the_list_is_complete(room):
     """What a door imports from its room is in `__all__`, so nothing is public by accident."""
     module = importlib.import_module(room)
     assert len(set(module.__all__)) == len(module.__all__)
-    source = pathlib.Path(inspect.getfile(module)).read_text()
-    home = rf"(?:{re.escape(room)}\.\S+|specjax\.methods)"
-    pattern = rf"^from {home} import (?:\(([^)]*)\)|(.*))$"
-    imported = re.findall(pattern, source, re.MULTILINE)
-    names = {n.strip() for a, b in imported for n in (a or b).split(",") if n.strip()}
+    home = re.compile(rf"{re.escape(room)}\.(?!_internal)|specjax\.methods$")
+    names = {
+        alias.name
+        for part in ast.walk(ast.parse(pathlib.Path(inspect.getfile(module)).read_text()))
+        if isinstance(part, ast.ImportFrom) and home.match(part.module or "")
+        for alias in part.names
+    }
     assert names and names <= set(module.__all__), sorted(names - set(module.__all__))
 
 

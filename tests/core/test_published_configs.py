@@ -100,7 +100,7 @@ def test_a_field_that_says_nothing(change, tmp_path):
         ({"auto_map": "own.Own"}, r"auto_map names 'own\.Own'"),
         ({"auto_map": {"AutoModelForCausalLM": ["a.LlamaForCausalLM"]}}, "auto_map"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
-        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, "model_type 'own'"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, 'model_type is "own"'),
     ],
 )  # fmt: skip
 def test_a_field_that_says_something(change, message, tmp_path):

@@ -147,8 +147,8 @@ def test_generate_quantises(how):
     [
         ({"draft_dtype": "int4"}, "draft_dtype='int4'"),
         ({"draft_dtype": "int8"}, "draft_dtype='int8' with draft=None"),
-        ({"proposer": "medusa"}, 'proposer="medusa" comes without'),
-        ({"proposer": "self-int8", "draft": "itself"}, "takes no draft"),
+        ({"proposer": "medusa"}, "proposer='medusa' comes without"),
+        ({"proposer": "self-int8", "draft": "itself"}, "proposer=.self-int8. uses no draft model"),
     ],
 )
 def test_generate_refuses(change, message):

@@ -3,6 +3,7 @@ not, over a job of ten numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -52,16 +53,13 @@ def test_patience_is_counted_across_stops(tmp_path):
 
 def snapshot(folder: pathlib.Path, copy: pathlib.Path) -> None:
     """A copy of a folder in which a thread writes: what SIGKILL would leave of it."""
-    for path in sorted(folder.rglob("*")):
-        other = copy / path.relative_to(folder)
-        try:
-            if path.is_dir():
-                other.mkdir(parents=True, exist_ok=True)
-            else:
-                other.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, other)
-        except FileNotFoundError:  # removed or renamed meanwhile
-            continue
+    for name, folders, files in os.walk(folder):  # passes over a folder that is renamed meanwhile
+        other = copy / pathlib.Path(name).relative_to(folder)
+        for inner in (".", *folders):
+            (other / inner).mkdir(parents=True, exist_ok=True)
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # removed or renamed meanwhile
+                shutil.copyfile(pathlib.Path(name) / file, other / file)
 
 
 def test_a_run_that_is_killed_at_any_moment(tmp_path, monkeypatch):

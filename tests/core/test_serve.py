@@ -294,7 +294,7 @@ def test_refused_engines():
     target, draft = load.models()
     early = specjax.EarlyExit(target.model, 1)
     for arguments, message in [
-        ({"target": 3}, "target is a int"),
+        ({"target": 3}, "target=3, of the type int; pass what specjax.load"),
         ({"slots": 0}, "slots=0"),
         ({"capacity": 1}, "capacity=1"),
         ({"waiting": -1}, "waiting=-1"),
@@ -303,7 +303,7 @@ def test_refused_engines():
         ({"drafters": [1]}, "pass a dict"),
         ({"constraint_size": 5}, "pass states and classes"),
         ({"constraint_size": (0, 5)}, "constraint_size=0"),
-        ({"default": "draft"}, "default='draft' is no drafter"),
+        ({"default": "draft"}, "default='draft' is not a drafter"),
         ({"drafters": {"none": BoundDrafter(specjax.NGram())}}, "'none', which is plain"),
         ({"drafters": {"a+b": BoundDrafter(specjax.NGram())}}, "without"),
         ({"drafters": {"a": specjax.NGram()}}, "is a NGram; pass what"),

@@ -105,7 +105,7 @@ def test_switches_are_kept(folder):
         ({"tokenizer_config": {"added_tokens_decoder": [1]}}, r"added_tokens_decoder is \[1\]"),
         ({"tokenizer_config": {"added_tokens_decoder": {"x": "a"}}}, "added_tokens_decoder is"),
         ({"special_tokens_map": {"additional_special_tokens": 5}}, "tokens is 5"),
-        ({"added_tokens": {"<a>": "7"}}, "gives '<a>' the id '7'"),
+        ({"added_tokens": {"<a>": "7"}}, r"the id of .<a>. in added_tokens.json is .7."),
         ({"special_tokens_map": [1]}, "special_tokens_map.json holds a list"),
     ],
 )

@@ -11,9 +11,9 @@ import sys
 import pytest
 import trained
 
-from specjax.flags import ending, open_streams
+from specjax.options.command import run
+from specjax.options.exits import ending, open_streams
 from specjax.training.jobs import pretrain
-from specjax.training.options import run
 
 
 def test_the_reader_has_gone(monkeypatch, capfd):

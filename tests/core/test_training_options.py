@@ -2,7 +2,7 @@
 
 import pytest
 
-from specjax.training import options
+from specjax.options import command as options
 from specjax.training.loop import LoopOptions
 
 FILES = {
@@ -63,8 +63,8 @@ def test_options_that_are_set_beside_a_file(tmp_path):
         ("learning-rat=1", "--set learning-rat=1: 'learning-rat' is not an option of this job; is"),
         ("steps", "--set steps: it must be KEY=VALUE"),
         ("steps=true", "steps is True, but it is not a switch"),
-        ("steps=many", "argument --steps: invalid int value: 'many'"),
-        ("tensorboard=1", "ignored explicit argument '1'"),
+        ("steps=many", "Error parsing --steps: invalid literal for int() with base 10: 'many'"),
+        ("tensorboard=1", "tensorboard is 1, but it is a switch, true or false"),
     ],
 )
 def test_options_that_cannot_be_set(text, message, capsys):

@@ -88,7 +88,7 @@ def test_closed_streams():
 def test_nnx_is_imported_when_it_is_asked_for():
     """Neither specjax nor Linen imports `flax.nnx`."""
     code = (
-        "import sys, specjax; "
+        "import sys, specjax; specjax.generate; "
         "assert 'flax.linen' in sys.modules; assert 'flax.nnx' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -97,7 +97,7 @@ def test_nnx_is_imported_when_it_is_asked_for():
 
 def test_importing_the_library_imports_no_training():
     """Nor does it import what only training, the Hub, templates and Orbax checkpoints need."""
-    code = "import specjax, specjax.cli, sys; print(*sys.modules)"
+    code = "import specjax, specjax.cli, sys; specjax.generate; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -63,9 +63,13 @@ def test_what_does_not_fit_is_refused(tmp_path):
     head, config = eagle3_folders.PARALLEL["SpecForge"]
     good, tensors = config(head), head.tensors(2)
     cases = [
-        ({"mask_token_id": None}, {}, r"mask_token_id is None.*options of the training run"),
+        ({"mask_token_id": None}, {}, r"mask_token_id is null.*options of the training run"),
         ({"mask_token_id": 320}, {}, r"mask_token_id is 320.*\[0, 319\]"),
-        ({"norm_output": True}, {}, "norm_output=True has no meaning for a P-EAGLE head"),
+        (
+            {"norm_output": True},
+            {},
+            "norm_output is true; it must be missing, since a P-EAGLE head",
+        ),
         (
             {},
             {"mask_hidden": tensors["mask_hidden"][..., :7]},

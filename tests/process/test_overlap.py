@@ -174,7 +174,7 @@ def test_bad_input(two):
         Overlapped(decoder, one, other, outcomes=0)
     with pytest.raises(ValueError, match="decoder is a str"):
         Overlapped("decoder", one, other)
-    with pytest.raises(ValueError, match="draft_mesh='x' is not a mesh"):
+    with pytest.raises(ValueError, match="draft_mesh='x', of the type str; pass the mesh"):
         specjax.generate(specjax.load(folders.target()), "the", draft_mesh="x")
 
 

@@ -3,7 +3,6 @@ Spec-Bench."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pathlib
@@ -149,12 +148,10 @@ def test_goals_are_judged():
     over_peers = [goals.judge(goal, alone) for goal in goals.GOALS if "peer" in goal.case]
     assert over_peers and all(row["verdict"] == "open" for row in over_peers)
     assert {goal.run for goal in goals.GOALS} == set(goals.RUNS)
-    quick = argparse.Namespace(
-        quick=True, rounds=5, new_tokens=128, engines=["llama.cpp"], engine_python="python"
-    )
+    quick = goals.GoalsOptions(quick=True, engines=("llama.cpp",), engine_python="python")
     settings = {name: goals.settings(name, quick) for name in goals.RUNS}
     assert settings["110M f32 batch 8"].batch == 8 and settings["110M bf16"].dtype == "bfloat16"
-    assert settings["shipped pair"].engines == ["llama.cpp"]
+    assert settings["shipped pair"].engines == ("llama.cpp",)
     assert {asked.new_tokens for asked in settings.values()} == {16}
 
 

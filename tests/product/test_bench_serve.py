@@ -5,7 +5,7 @@ from __future__ import annotations
 import load
 import pytest
 
-from bench.serve import Taken, main, parser, requests, row, table
+from bench.serve import ServeOptions, Taken, main, requests, row, table
 
 
 def test_figures_are_medians_and_percentiles():
@@ -21,7 +21,7 @@ def test_figures_are_medians_and_percentiles():
 
 
 def test_requests_are_the_same_in_every_run():
-    arguments = parser().parse_args(["--requests", "5", "--prompt-length", "7"])
+    arguments = ServeOptions(requests=5, prompt_length=7)
     target = load.models()[0]
     work = requests(arguments, target)
     assert work == requests(arguments, target) and len(work) == 5

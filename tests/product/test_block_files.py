@@ -170,7 +170,7 @@ def test_without_layers_they_are_spread(tmp_path):
 
 
 REFUSED = {
-    "block_size=1 leaves no token to draft": {"block_size": 1},
+    "block_size=1; it must be at least 2: a block holds the anchor": {"block_size": 1},
     "block_size is 0; it must be a whole number": {"block_size": 0},
     "different layers of the target.*aux_hidden_state_layer_ids": {
         "aux_hidden_state_layer_ids": [0, 2]
@@ -178,13 +178,13 @@ REFUSED = {
     r"layers \[1, 9\], and toy target has 4": {
         "dflash_config": {"mask_token_id": 27, "target_layer_ids": [0, 8]}
     },
-    "mask_token_id is 29, and the embedding has 29 rows": {
+    r"mask_token_id=29; it must lie in \[0, 28\], the rows of the embedding": {
         "dflash_config": {"mask_token_id": 29, "target_layer_ids": [0, 2]}
     },
     "mask_token_id is null; it must be": {"dflash_config": {"target_layer_ids": [0, 2]}},
-    "attention_sink_bias is true, which specjax does not support": {"attention_sink_bias": True},
+    "attention_sink_bias is true; it must be false": {"attention_sink_bias": True},
     r"layer_types is \[\"full_attention\"\]": {"layer_types": ["full_attention"]},
-    "sliding_window is None; it must be a whole number": {
+    "sliding_window is null; it must be a whole number": {
         "layer_types": ["sliding_attention"] * 2, "use_sliding_window": True,
         "sliding_window": None,
     },

@@ -152,7 +152,7 @@ def test_heads_of_another_target_are_refused(tmp_path, trained):
         (("--format", "hf", "--out", "runs/my-eagle-3"), "takes a folder with 'eagle' in its path"),
         (("--format", "hf", "--source-format", "vllm"), "is for Medusa heads"),
         (("--format", "hf", "--out", str(TINY / "target")), "has contents that no export wrote"),
-        (("--format", "gguf"), "invalid choice: 'gguf'"),
+        (("--format", "gguf"), "invalid choice 'gguf' for argument '--format'"),
     ],
 )
 def test_usage(tmp_path, capsys, more, words):

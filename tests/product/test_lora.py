@@ -100,13 +100,16 @@ def test_its_tokenizer(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'; specjax merges LORA: merge it with PEFT"),
-        ({"use_dora": True}, "use_dora is True: DoRA cannot be merged here; merge it with PEFT"),
+        (
+            {"peft_type": "IA3"},
+            'peft_type is "IA3"; it must be LORA: for another method, merge it with PEFT',
+        ),
+        ({"use_dora": True}, "use_dora is true; .* DoRA cannot be merged here: merge it with PEFT"),
         ({"layer_replication": [[0, 2]]}, "replicated layers cannot be merged here"),
-        ({"bias": "all"}, "bias is 'all'; specjax merges none"),
-        ({"init_lora_weights": "pissa_niter_4"}, "which changes the base's weights too"),
-        ({"lora_alpha": None}, "lora_alpha is None; it must be a finite number"),
-        ({"alpha_pattern": {"(a+)+$": 3}}, "alpha_pattern has .* reads names of modules"),
+        ({"bias": "all"}, 'bias is "all"; it must be none: merge it'),
+        ({"init_lora_weights": "pissa_niter_4"}, "one that leaves the base's weights as they are"),
+        ({"lora_alpha": None}, "lora_alpha is null; it must be a finite number"),
+        ({"alpha_pattern": {"(a+)+$": 3}}, "alpha_pattern is .* a map from names of modules"),
     ],
 )
 def test_variants_that_cannot_be_merged(tmp_path, config, message):

@@ -88,9 +88,9 @@ SPOILED = {
         r"1\.0\.linear\.bias hold NaN or infinities in float32: download it again",
     ),
     "more heads": (lambda t, c: c.update(medusa_num_heads=3), r"2\.0\.linear\.weight is missing"),
-    "no heads": (lambda t, c: c.update(medusa_num_heads=0), "medusa_num_heads=0"),
+    "no heads": (lambda t, c: c.update(medusa_num_heads=0), "medusa_num_heads is 0"),
     "no number": (lambda t, c: c.pop("medusa_num_layers"), "lacks 'medusa_num_layers'"),
-    "version": (lambda t, c: c.update(version="3"), "version is '3'; specjax reads 1 and 2"),
+    "version": (lambda t, c: c.update(version="3"), 'version is "3"; it must be one of 1, 2'),
     "version 1": (lambda t, c: c.pop("version"), r"0\.1\.weight is missing \(shape \[512, 64\]\)"),
     "choices": (
         lambda t, c: c["specjax"].update(choices=[[1]]),
@@ -99,7 +99,7 @@ SPOILED = {
     "acceptance": (lambda t, c: c["specjax"].update(acceptance=[0.5]), "acceptance has 1 values"),
     "no text": (
         lambda t, c: c.update(medusa_num_heads="x"),
-        "medusa_num_layers='x'|medusa_num_heads='x'",
+        'medusa_num_heads is "x"; it must be a whole number',
     ),
 }
 

@@ -11,7 +11,6 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INSTALLS = re.compile(r"^(?:python3 -m venv [^\n]*?)?pip install[^&\n]*(?:&& |\n)", re.MULTILINE)
-TRAINS = "python -m train."
 
 
 def commands(page: pathlib.Path) -> str:
@@ -20,10 +19,6 @@ def commands(page: pathlib.Path) -> str:
 
 
 PAGES = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")) if commands(p)]
-FIRST = "".join(
-    block for block in BLOCK.findall((ROOT / "README.md").read_text()) if TRAINS in block
-)
-"""The pages go on with the models that README trains."""
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -33,8 +28,6 @@ def test_its_commands_work(page, tmp_path):
         if path.name not in ("runs", ".git"):
             (tmp_path / path.name).symlink_to(path)
     script = commands(ROOT / page)
-    if "runs/target" in script:
-        script = FIRST + script
     home = pathlib.Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{home}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment.pop("XLA_FLAGS", None)  # as a user has it

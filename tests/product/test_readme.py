@@ -75,8 +75,3 @@ def test_links_lead_somewhere():
     for page, text in PAGES.items():
         for link in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text):
             assert made.fullmatch(link) or (page.parent / link).exists(), (page, link)
-
-
-def test_the_readme_is_short():
-    """What needs more room has a page of its own."""
-    assert len(PAGES[ROOT / "README.md"].splitlines()) <= 180

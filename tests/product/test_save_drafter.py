@@ -238,7 +238,9 @@ def test_medusa_heads_are_saved_by_the_same_door(tmp_path):
     read = specjax.load_drafter(tmp_path, loaded)
     jax.tree.map(np.testing.assert_array_equal, read.params, heads.params)
     assert read.choices == heads.choices
-    with pytest.raises(ValueError, match="layout='z-lab'; Medusa heads are written as 'official'"):
+    with pytest.raises(
+        ValueError, match="layout='z-lab' is not allowed; pass one of None, official"
+    ):
         specjax.save_drafter(tmp_path, heads, loaded, "z-lab")
 
 
@@ -324,10 +326,10 @@ def with_map(tokens):
 
 REFUSED = {
     "a parameter is missing": (
-        "eagle3", without(("network", "fc", "kernel")), r"network/fc/kernel .* is missing",
+        "eagle3", without(("network", "fc", "kernel")), r"network/fc/kernel is missing",
     ),
     "a parameter of another shape": (
-        "peagle", grown, r"mask_hidden .* has shape \[7\]; its source needs \[48\]",
+        "peagle", grown, r"mask_hidden has shape \[7\]; its source needs \[48\]",
     ),
     "a setting of the layers": (
         "eagle3", with_layers(norm_offset=1.0), r"'official': it has layers of norm_offset=1.0",

@@ -42,7 +42,7 @@ def test_a_configuration_of_every_family(family, case):
     """Other sizes and a choice of layers have a config.json of the family that says just that."""
     config = config_of(family, case)
     write = FAMILIES[family].write_config
-    made = alike(options("", **SMALL), config, 96, 700, "--like x")
+    made = alike(options("", **SMALL).sizes, config, 96, 700, "--like x")
     assert FAMILIES[family].read_config(write(made)) == made
     assert (made.hidden_size, made.num_layers, made.num_heads) == (32, 3, 2)
     assert (made.norm_order, made.qk_norm, made.gated) == (
@@ -57,14 +57,14 @@ def test_a_configuration_of_every_family(family, case):
 def test_sizes_that_are_not_asked_for():
     """They are in proportion to the hidden size, and heads keep their size if they can."""
     config = config_of("qwen3", "plain")
-    made = alike(options("", hidden_size=128), config, 96, 64, "")
+    made = alike(options("", hidden_size=128).sizes, config, 96, 64, "")
     assert (made.num_heads, made.num_kv_heads, made.head_dim) == (8, 4, 24)
     assert (made.mlp_size, made.num_layers, made.max_positions) == (144, 2, 640)
-    made = alike(options("", hidden_size=48), config_of("gpt2", "plain"), 96, 64, "")
+    made = alike(options("", hidden_size=48).sizes, config_of("gpt2", "plain"), 96, 64, "")
     assert (made.num_heads, made.num_kv_heads, made.head_dim) == (3, 3, 16)
     with pytest.raises(ValueError, match="cannot have 3 heads of size 13: pass a --num-heads"):
         asked = options("", like="target", hidden_size=40, num_heads=3)
-        alike(asked, config_of("gpt2", "plain"), 96, 64, "")
+        alike(asked.sizes, config_of("gpt2", "plain"), 96, 64, "")
 
 
 def test_contexts():
@@ -75,7 +75,7 @@ def test_contexts():
         config = config_of(family, case) if case else config_of("qwen2", "plain")
         assert stretched(config, 4096).max_positions == wanted
         assert stretched(config, 8).max_positions == 640
-    learned = alike(options(""), config_of("gpt2", "plain"), 96, 4096, "")
+    learned = alike(options("").sizes, config_of("gpt2", "plain"), 96, 4096, "")
     assert learned.max_positions == 4096, "a new table of positions has any length"
 
 

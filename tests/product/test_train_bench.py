@@ -155,7 +155,7 @@ def test_an_ablation(tmp_path, monkeypatch, capsys):
         start(behind=("--loss=forward-kl",))
     with pytest.raises(SystemExit):
         start(behind=("--initial",))
-    assert "argument --initial: expected one argument" in capsys.readouterr().err
+    assert "Missing value for argument '--initial'" in capsys.readouterr().err
     unchanged = prompts.read_text()
     prompts.write_text(unchanged + json.dumps({"prompt": "while"}) + "\n")
     with pytest.raises(ValueError, match=r"content of --prompts .* has changed since"):

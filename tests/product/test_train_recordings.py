@@ -207,7 +207,7 @@ def test_recordings_without_states_are_refused(tmp_path, capsys):
         (["--top", "0"], "--top 0 records nothing"),
         (["--taps", "0", "--dtype", "int8"], "which --dtype int8 has rounded"),
         (["--taps", "7"], "--taps names 7, and the target has 1 layers"),
-        (["--drafters", "nothing"], "invalid choice: 'nothing'"),
+        (["--drafters", "nothing"], "invalid choice 'nothing' for argument '--drafters'"),
     ):
         with pytest.raises((SystemExit, ValueError)) as caught:
             record(tmp_path / "none", *more)

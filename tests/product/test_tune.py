@@ -1,6 +1,5 @@
 """`tune` measures, tells and saves; `generate` reads what it saved, and refuses damaged files."""
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -13,9 +12,9 @@ from preparing import prepared
 
 import specjax
 from specjax.cli import main, serve
-from specjax.flags import drafting
 from specjax.generation import tuning
 from specjax.generation.warmup import place, warm_up
+from specjax.options.models import Models, drafting
 from specjax.proposers import Adaptive, CostAware
 from specjax.tuning import (
     Candidate,
@@ -263,10 +262,8 @@ def test_the_command_of_generate_follows_a_plan(target, tmp_path):
     loaded = specjax.load_drafter(tmp_path / "heads", target)
     plan_of_tree(target, loaded, Tree.of(loaded))
     for more, proposer in (({}, loaded.proposer), ({"num_drafts": 2}, None)):
-        arguments = argparse.Namespace(
-            rule="match", drafter=tmp_path / "heads", drafter_of_auto=tmp_path / "heads", **more
-        )
-        passed = drafting(arguments, "auto", target, None)
+        folder = str(tmp_path / "heads")
+        passed = drafting("auto", Models(target, None, folder, folder), more, "match")
         how = {"max_new_tokens": 12, "temperature": 0.0, **passed}
         chosen = prepared(target, PROMPTS[:1], **how).decoder.proposer
         assert chosen == proposer if proposer else isinstance(chosen, Adaptive)
@@ -347,7 +344,7 @@ def test_a_tree_is_measured_with_its_chains(target, tree, monkeypatch):
 def test_what_cannot_be_is_refused(target):
     for arguments, words in (
         (("x",), "target='x'"),
-        ((target, ["x"]), "drafters holds 'x'"),
+        ((target, ["x"]), "drafters='x', of the type str; pass models"),
         ((target, (), []), "prompts is empty"),
     ):
         with pytest.raises(ValueError, match=words):

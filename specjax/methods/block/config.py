@@ -10,12 +10,12 @@ A field is looked up in the nested dictionary first, then at the top level.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import warnings
 
+from specjax._internal.fields import FLAG, check, count, one_of, real
 from specjax.methods.block.network import BlockDraftConfig
-from specjax.methods.published import Tensors, layer_prefixes, read_layers
+from specjax.methods.published import Tensors, counted_taps, layer_prefixes, read_layers
 from specjax.models import Config, TransformerConfig
 
 _NESTED = ("dflash_config", "dspark_config")
@@ -33,9 +33,9 @@ layers from 0, others count their inputs.
 _LABELS = ("llama", "qwen2", "qwen3")
 
 _REFUSED = {
-    "attention_sink_bias": False,
-    "is_neox_style": True,
-    "use_swa": False,
+    "attention_sink_bias": one_of((False,)),
+    "is_neox_style": one_of((True,)),
+    "use_swa": one_of((False,)),
 }
 """Fields with the only value that is supported."""
 
@@ -64,26 +64,16 @@ class Fields:
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
         """Returns a whole number.  Raises ValueError for another value, or if it is missing."""
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(
-                f"{name} is {json.dumps(value)}; it must be a whole number of at least {least}"
-            )
-        return value
+        return count(least).of(name, self.get(name, default))
 
     def number(self, name: str, default: float) -> float:
         """Returns a number.  Raises ValueError for another value."""
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name} is {json.dumps(value)}; it must be a number")
-        return float(value)
+        return float(real().of(name, self.get(name, default)))
 
     def flag(self, name: str, default: bool | None) -> bool | None:
         """Returns true, false, or the default.  Raises ValueError for another value."""
         value = self.get(name, default)
-        if value is not None and not isinstance(value, bool):
-            raise ValueError(f"{name} is {json.dumps(value)}; it must be true or false")
-        return value
+        return None if value is None else FLAG.of(name, value)
 
 
 def read_config(
@@ -104,13 +94,7 @@ def read_config(
       first_slot: unless the configuration says otherwise.
       target_size: the hidden size of the target.
     """
-    for name, supported in _REFUSED.items():
-        value = fields.flag(name, supported)
-        if value != supported:
-            raise ValueError(
-                f"{name} is {json.dumps(value)}, which specjax does not support; "
-                f"it reads drafts with {json.dumps(supported)}"
-            )
+    check({name: fields.get(name) for name in _REFUSED}, _REFUSED)
     layers = read_layer_config(folder, fields, tensors)
     size = fields.count("block_size", 8 if fields.is_speculators else 16)
     from_anchor = fields.flag("sample_from_anchor", None)
@@ -149,24 +133,11 @@ def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
     None.
 
     Raises:
-      ValueError: two fields that contradict each other, or no list of whole numbers.
+      ValueError: as `counted_taps`.
     """
-    found: dict[str, tuple[int, ...]] = {}
-    for name, add in _TAPS.items():
-        ids = fields.get(name)
-        if ids is None:
-            continue
-        if not isinstance(ids, list) or not all(type(i) is int and i + add >= 0 for i in ids):
-            raise ValueError(f"{name} is {json.dumps(ids)}; it must be a list of layers")
-        found[name] = tuple(i + add for i in ids)
-    if len(set(found.values())) > 1:
-        named = " and ".join(f"{name}={list(taps)}" for name, taps in found.items())
-        raise ValueError(
-            f"the configuration names different layers of the target, after counting each field "
-            f"from the embedding as 0: {named}; keep the field that the draft was trained with"
-        )
-    if found:
-        return next(iter(found.values()))
+    named = {name: ids for name in _TAPS if (ids := fields.get(name)) is not None}
+    if (taps := counted_taps(named, _TAPS)) is not None:
+        return taps
     if num_layers is None:
         return None
     count = int(fields.layers.get("num_hidden_layers", 1))

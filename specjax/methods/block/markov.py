@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax._internal.checks import chosen, within
 from specjax.methods.block.correction import Axes, Correction, Shapes, Slot, along_paths, multiply
 from specjax.models import look_up
 from specjax.types import Arrays
@@ -39,10 +40,8 @@ class MarkovHead(Correction):
     confidence_head: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"markov_head_type={self.kind!r}; it must be one of {KINDS}")
-        if self.rank < 0:
-            raise ValueError(f"markov_rank={self.rank}; it must be 0 (no bias) or greater")
+        chosen("markov_head_type", self.kind, KINDS)
+        within("markov_rank", self.rank, 0, note=", where 0 means no bias")
         if self.confidence_head == "both" and self.rank == 0:
             raise ValueError(
                 "the confidence head reads the Markov embedding of the token before, and "

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from specjax._internal.checks import settle, within
 from specjax.caches import BranchCache, KVCache, Memory
 from specjax.methods.block.convolution import Convolution
 from specjax.methods.published import by_row
@@ -69,27 +70,27 @@ class BlockDraftConfig:
 
     def __post_init__(self) -> None:
         c = self.layers
-        if self.first_slot not in (0, 1):
-            raise ValueError(f"first_slot={self.first_slot}; it must be 0 or 1")
-        if self.num_drafts < 1:
-            raise ValueError(
-                f"block_size={self.block_size} leaves no token to draft: a block holds the "
-                "anchor, which is known, and the drafts, so it must be at least 2"
-            )
-        if self.causal and len(self.causal) != c.num_layers:
-            raise ValueError(
-                f"causal has {len(self.causal)} entries for {c.num_layers} layers: pass one a layer"
-            )
-        if self.anchored_windows and not c.windows:
-            raise ValueError("anchored_windows=True, and no layer has a window: leave it out")
-        if not 0 <= self.conv_size <= self.block_size:
-            raise ValueError(
-                f"conv_size={self.conv_size}; it must lie in [0, {self.block_size}], the block_size"
-            )
-        if self.conv_size and (self.conv_group < 1 or c.hidden_size % self.conv_group):
-            raise ValueError(
-                f"conv_group={self.conv_group} does not divide the hidden size {c.hidden_size}"
-            )
+        within("first_slot", self.first_slot, 0, 1)
+        least = 1 + self.first_slot
+        within(
+            "block_size", self.block_size, least, note=": a block holds the anchor and the drafts"
+        )
+        within("conv_size", self.conv_size, 0, self.block_size, ", the block_size")
+        layers, group = c.num_layers, self.conv_group
+        settle(
+            (
+                len(self.causal) not in (0, layers),
+                f"causal has {len(self.causal)} entries for {layers} layers: pass one a layer",
+            ),
+            (
+                self.anchored_windows and not c.windows,
+                "anchored_windows=True, and no layer has a window: leave it out",
+            ),
+            (
+                self.conv_size and (group < 1 or c.hidden_size % group),
+                f"conv_group={group} does not divide the hidden size {c.hidden_size}",
+            ),
+        )
 
     @property
     def num_drafts(self) -> int:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax._internal.checks import within
 from specjax.methods.block.correction import Axes, Correction, Shapes, Slot, along_paths, multiply
 from specjax.types import Arrays
 
@@ -32,8 +33,7 @@ class PrefixGRU(Correction):
 
     def __post_init__(self) -> None:
         for name, size in (("gru_hidden_dim", self.state_size), ("emb_dim", self.inner_size)):
-            if size < 1:
-                raise ValueError(f"{name}={size}; it must be at least 1")
+            within(name, size, 1)
 
     def shapes(self) -> Shapes:
         h, g, e = self.hidden_size, self.state_size, self.inner_size

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import jax
 from flax.traverse_util import flatten_dict
 
+from specjax._internal.checks import within
+from specjax.files import CONFIG, named
 from specjax.methods.block.config import (
     Fields,
     read_config,
@@ -33,6 +34,7 @@ from specjax.methods.published import (
     Tensors,
     check_features,
     check_rows,
+    check_taps,
     check_target,
     check_width,
     dense_rows,
@@ -172,21 +174,17 @@ def plan_block_draft(
         )
     stored = {name: tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")}
     names = set(stored)
-    with _named(folder):
+    with named(folder / CONFIG):
         taps = read_taps(fields, num_layers)
         assert taps is not None
+        check_taps(taps, num_layers, target.name)
         first = method.first_slot(config)
         block = read_config(folder, fields, stored, len(taps), first, hidden_size)
     # speculators leaves out the vocabulary that transformers' class has by default.
     sizes = {"vocab_size": block.layers.vocab_size} if fields.is_speculators else config
     check_target(folder, {**config, **fields.nested}, sizes, target)
-    with _named(folder):
+    with named(folder / CONFIG):
         corrects = method.correction(fields, names, block, vocab_size, units)
-    if max(taps) > num_layers:
-        raise ValueError(
-            f"{folder / 'config.json'}: the draft reads the outputs of the layers {list(taps)}, "
-            f"and {target.name} has {num_layers}: pass the target that it was trained for"
-        )
     if (trained := taps_as_trained(fields, taps, num_layers)) != taps:
         warnings.warn(
             f"{folder} reads the last layer of {target.name} (target_layer_ids {num_layers - 1}). "
@@ -212,27 +210,13 @@ def plan_block_draft(
     if "head" not in shares:
         shapes["head", "kernel"] = size, units
         rows.append(HEAD)
-    if block.mask_token >= embedded:
-        raise ValueError(
-            f"{folder}: mask_token_id is {block.mask_token}, and the embedding has {embedded} "
-            "rows: pass the target that the drafter was trained for"
-        )
+    with named(folder / CONFIG):
+        rest = ", the rows of the embedding: pass the target that the drafter was trained for"
+        within("mask_token_id", block.mask_token, 0, embedded - 1, rest)
     for part in shares:
         stored.pop(TABLES[part].name, None)
     source = BlockDraftSource(net, vocab_size, taps, corrects)
     return Plan(source, Table(rows, shapes, stored, known), shares)
-
-
-@contextlib.contextmanager
-def _named(folder: pathlib.Path) -> Iterator[None]:
-    """Raises every error of a configuration with the name of its file."""
-    try:
-        yield
-    except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'} lacks {error}") from None
-    except ValueError as error:
-        has_name = str(error).startswith(str(folder))
-        raise ValueError(str(error) if has_name else f"{folder / 'config.json'}: {error}") from None
 
 
 def describe_block_draft(

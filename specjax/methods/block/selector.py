@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling
+from specjax._internal.checks import within
 from specjax.methods.block.correction import Correction, Shapes, Slot, multiply
 from specjax.models import look_up
 from specjax.types import Arrays
@@ -28,12 +29,8 @@ class CandidateSelector(Correction):
     top_k: int
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"selector_rank={self.rank}; it must be at least 1")
-        if not 1 <= self.top_k <= self.draft_vocab_size:
-            raise ValueError(
-                f"selector_top_k={self.top_k}; it must lie in [1, {self.draft_vocab_size}]"
-            )
+        within("selector_rank", self.rank, 1)
+        within("selector_top_k", self.top_k, 1, self.draft_vocab_size)
 
     def shapes(self) -> Shapes:
         return {

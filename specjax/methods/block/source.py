@@ -11,8 +11,9 @@ from flax.traverse_util import unflatten_dict
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from specjax._internal.checks import real
 from specjax.caches import KVCache
-from specjax.contract import Arrays, BlockSource, Context, Corrected, Loaded
+from specjax.contract import Arrays, BlockSource, Context, Corrected
 from specjax.methods.block.correction import Correction, Slot
 from specjax.methods.block.network import BlockDraft, block_axes, read_block, stage_context
 from specjax.methods.published import PublishedSource, SharedParams, embedding_of, head_of
@@ -37,7 +38,7 @@ class _Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockDraftSource(BlockSource, PublishedSource):
+class BlockDraftSource(PublishedSource, BlockSource):
     """A block draft as a source: it reads hidden states of the target, the pending token and masks.
 
     `observe` stores the hidden states of the committed tokens, and the next `marginals` projects
@@ -67,11 +68,8 @@ class BlockDraftSource(BlockSource, PublishedSource):
     def __post_init__(self) -> None:
         if not self.taps:
             raise ValueError("taps is empty; name the layers of the target that the draft reads")
-        if not 0 <= self.confidence_threshold <= 1:
-            raise ValueError(
-                f"confidence_threshold={self.confidence_threshold}; it is a probability in [0, 1], "
-                "and 0 switches it off"
-            )
+        note = ", and 0 switches it off"
+        real("confidence_threshold", self.confidence_threshold, "[0, 1]", note)
         if self.confidence_threshold > 0 and not (
             self.correction is not None and self.correction.estimates
         ):
@@ -92,11 +90,6 @@ class BlockDraftSource(BlockSource, PublishedSource):
             specs = {p: PartitionSpec(*named.get(p, ())) for p in self.correction.shapes()}
             found["correction"] = unflatten_dict(specs)
         return found
-
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        raise ValueError(
-            "a block draft comes without its weights: pass what specjax.load_drafter returns"
-        )
 
     def init(self, params: SharedParams, prompt: Block, capacity: int) -> BlockDraftState:
         config, width = self.net.config, self.depth + 1

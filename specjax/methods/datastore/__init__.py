@@ -1,12 +1,19 @@
 """Datastores: corpora in which a proposer looks up the continuations of the last tokens."""
 
-from specjax.methods.datastore.drafter import DatastoreDrafter
-from specjax.methods.datastore.folder import describe_datastore, load_datastore, save_datastore
-from specjax.methods.datastore.inputs import Predicted, predict_size, text_files
-from specjax.methods.datastore.lookup import DEPTH, DatastoreParams, look_up
-from specjax.methods.datastore.proposer import DatastoreLookup
-from specjax.methods.datastore.record import Datastore
-from specjax.methods.datastore.source import DatastoreSource
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.methods.datastore.drafter import DatastoreDrafter
+    from specjax.methods.datastore.folder import describe_datastore, load_datastore, save_datastore
+    from specjax.methods.datastore.inputs import Predicted, predict_size, text_files
+    from specjax.methods.datastore.lookup import DEPTH, DatastoreParams, look_up
+    from specjax.methods.datastore.proposer import DatastoreLookup
+    from specjax.methods.datastore.record import Datastore
+    from specjax.methods.datastore.source import DatastoreSource
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "DEPTH",

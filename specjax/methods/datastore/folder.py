@@ -10,15 +10,33 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import safetensors
 from safetensors.numpy import save_file
 
-from specjax.files import find_folder, read_json
+from specjax._internal.fields import TEXT, Kind, check, count, one_of
+from specjax.files import find_folder, named, read_header, read_json
 from specjax.methods.datastore.lookup import DEPTH
 from specjax.methods.datastore.record import Datastore
 
 DESCRIPTION, ARRAYS = "datastore.json", "datastore.safetensors"
 _FORMAT, _CURE = "specjax datastore 1", "build the datastore again"
+_KINDS = {
+    "format": one_of((_FORMAT,)),
+    **dict.fromkeys(("tokens", "capacity", "vocab_size"), count()),
+    "sha256": TEXT,
+    "vocabulary": Kind("a text or null", lambda value: isinstance(value, str | None)),
+}
+"""The fields of `datastore.json`."""
+
+_ARRAYS = {"tokens": ("U16", "U32"), "order": ("I32",), "starts": ("I32",)}
+"""The arrays, each with the dtypes that it may have."""
+
+_FORMS = {
+    name: Kind(
+        f"one row of {' or '.join(kinds)}",
+        lambda form, kinds=kinds: form in {(k, 1) for k in kinds},
+    )
+    for name, kinds in _ARRAYS.items()
+}
 _DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I32": np.dtype("<i4")}
 
 
@@ -29,7 +47,9 @@ def save_datastore(folder: str | os.PathLike[str], store: Datastore) -> None:
       OSError: the folder cannot be written.
 
     Example:
-      >>> save_datastore("store", Datastore.build(texts, target))
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> store = specjax.Datastore.build(["import os\\n", "import sys\\n"], target)
+      >>> specjax.save_datastore("store", store)
     """
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -59,19 +79,12 @@ def describe_datastore(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = find_folder(str(folder)) / DESCRIPTION
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} is missing: {path.parent} is no datastore, or not whole; make one with "
+            f"{path} is missing: {path.parent} is not a datastore, or not whole; make one with "
             "specjax datastore build"
         )
     facts = dict(read_json(path))
-    wanted = {"tokens": int, "capacity": int, "vocab_size": int, "sha256": str}
-    if facts.get("format") != _FORMAT:
-        raise ValueError(f"{path}: format is {facts.get('format')!r}, not {_FORMAT!r}; {_CURE}")
-    for name, kind in wanted.items():
-        value = facts.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool) or value in (0, ""):
-            raise ValueError(f"{path}: {name} is {value!r}; {_CURE}")
-    if not isinstance(facts.get("vocabulary"), str | None):
-        raise ValueError(f"{path}: vocabulary is {facts['vocabulary']!r}; {_CURE}")
+    with named(path, _CURE):
+        check({"vocabulary": None, **facts}, _KINDS, optional=False)
     return facts
 
 
@@ -87,8 +100,11 @@ def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) 
       OSError: it cannot be read.
 
     Example:
-      >>> store = load_datastore("store")
-      >>> specjax.generate(target, prompt, drafter=store.drafter(target))
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> specjax.save_datastore("store", specjax.Datastore.build(["import os\\n"], target))
+      >>> store = specjax.load_datastore("store")
+      >>> store.drafter(target, num_drafts=4).proposer.max_depth
+      4
     """
     path = find_folder(str(folder))
     facts, file = describe_datastore(path), path / ARRAYS
@@ -112,24 +128,16 @@ def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) 
 
 def _map(file: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the arrays of the file by name, as views of it."""
-    try:
-        with safetensors.safe_open(file, "np") as opened:  # checks the header against the length
-            names = set(opened.keys())
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is damaged or truncated ({error}): {_CURE}") from None
-    if names != {"tokens", "order", "starts"}:
-        raise ValueError(f"{file} holds {', '.join(sorted(names)) or 'nothing'}: {_CURE}")
-    with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length))
-    arrays = {}
-    for name in sorted(names):
-        kind, shape = header[name]["dtype"], tuple(header[name]["shape"])
-        if kind not in (("U16", "U32") if name == "tokens" else ("I32",)) or len(shape) != 1:
-            raise ValueError(f"{file}: {name} is {kind}{list(shape)}; {_CURE}")
-        start = 8 + length + header[name]["data_offsets"][0]
-        arrays[name] = np.memmap(file, _DTYPES[kind], "r", start, shape)
-    return arrays
+    with named(file, _CURE):
+        stored = dict(read_header(file))
+        found = {name: (tensor.kind, len(tensor.shape)) for name, tensor in sorted(stored.items())}
+        check(found, _FORMS, optional=False)
+    return {
+        name: np.memmap(
+            file, _DTYPES[stored[name].kind], "r", stored[name].start, stored[name].shape
+        )
+        for name in _ARRAYS
+    }
 
 
 def _digest(file: pathlib.Path) -> str:

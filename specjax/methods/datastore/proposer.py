@@ -22,6 +22,10 @@ def DatastoreLookup(
       num_drafts: the length of a chain.
       branching: children per node for each level of a tree; None: a chain.
       min_share: as in `DatastoreSource`.
+
+    Example:
+      >>> specjax.DatastoreLookup(vocab_size=512, num_drafts=4).max_depth
+      4
     """
     source = DatastoreSource(vocab_size, min_share)
     if branching is None:

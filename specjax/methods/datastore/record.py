@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from specjax._internal.checks import items, shown, whole
+from specjax._internal.checks import items, shown, typed, whole
 from specjax.methods.datastore.drafter import DatastoreDrafter
 from specjax.methods.datastore.inputs import Entry, check_fits, predict_size, read_tokens
 from specjax.methods.datastore.lookup import DEPTH, DatastoreParams
@@ -168,8 +168,7 @@ class Datastore:
         Example:
           >>> specjax.generate(target, prompt, drafter=store.drafter(target, num_drafts=4))
         """
-        if not isinstance(target, LanguageModel):
-            raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+        typed("what specjax.load(folder) returns", LanguageModel, target=target)
         size = target.model.vocab_size
         proposer = DatastoreLookup(size, num_drafts, branching, min_share)
         made = DatastoreDrafter(proposer, None, self.name, vocabulary=self.vocabulary)

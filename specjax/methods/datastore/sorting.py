@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from specjax._internal.checks import within
 from specjax.methods.datastore.lookup import DEPTH
 
 SEPARATORS = {np.dtype(np.uint16): 2**16 - 1, np.dtype(np.uint32): 2**31 - 1}
@@ -16,8 +17,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
     Raises:
       ValueError: tokens that do not fit into int32.
     """
-    if not 1 <= vocab_size < 2**31 - 1:
-        raise ValueError(f"vocab_size={vocab_size}; it must lie in [1, 2^31 - 2]")
+    within("vocab_size", vocab_size, 1, 2**31 - 2)
     return np.dtype(np.uint16 if vocab_size < 2**16 else np.uint32)
 
 

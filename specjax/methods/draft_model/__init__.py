@@ -1,13 +1,20 @@
 """Draft models: sources with the target's tokens or with others, and their drafters."""
 
-from specjax.methods.draft_model.drafter import make_drafter, with_draft
-from specjax.methods.draft_model.source import DraftModel, DraftSource, DraftTree
-from specjax.methods.draft_model.translated import (
-    TranslatedParams,
-    TranslatedSource,
-    Universal,
-    UniversalParams,
-)
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.methods.draft_model.drafter import make_drafter, with_draft
+    from specjax.methods.draft_model.source import DraftModel, DraftSource, DraftTree
+    from specjax.methods.draft_model.translated import (
+        TranslatedParams,
+        TranslatedSource,
+        Universal,
+        UniversalParams,
+    )
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "DraftModel",

@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tokenizers
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import chosen, typed
 from specjax.contract import Arrays, Proposer, Source
 from specjax.methods.draft_model.source import DraftSource
 from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
-from specjax.methods.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
+from specjax.methods.drafter import BoundDrafter, Drafter
 from specjax.models import LanguageModel, quantise, quantised_form
 from specjax.proposers import Chain
 from specjax.text import Translation, translate, vocabulary_digest
@@ -31,8 +32,9 @@ _CURE = "use a draft of the same family, or proposer=NGram()"
 class DraftDrafter(Drafter):
     """A shape over a draft model, whose tokens are translated if they differ from the target's."""
 
-    make: MakeArrays | None = None
-    source: Source | None = None
+    # Makes `Params.proposer` from a target whose parameters are on their devices.
+    from_target: Callable[[LanguageModel], Arrays] = dataclasses.field(kw_only=True)
+    source: Source = dataclasses.field(kw_only=True)
     # None if its tokens are translated: then a text may be longer than the draft can read.
     draft: LanguageModel | None = None
 
@@ -40,10 +42,9 @@ class DraftDrafter(Drafter):
     def reader(self) -> LanguageModel | None:
         return self.draft
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        super().for_rows(target, adapter, rows)
-        assert self.make is not None
-        return self.make
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> Arrays:
+        del slots
+        return self.from_target(target)
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> DraftDrafter:
         return dataclasses.replace(self, proposer=shape(self.source, **numbers))
@@ -73,14 +74,14 @@ def make_drafter(
         target's tokens.
 
     Example:
-      >>> drafter = make_drafter(target, draft, specjax.StaticTree, branching=(3, 2))
-      >>> specjax.generate(target, prompt, drafter=drafter)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> drafter = specjax.make_drafter(target, draft, specjax.StaticTree, branching=(3, 2))
+      >>> drafter.proposer.num_nodes  # the root, 3 children and 6 grandchildren
+      10
     """
-    for name, model in (("target", target), ("draft", draft)):
-        if not isinstance(model, LanguageModel):
-            raise ValueError(f"{name}={shown(model)}; pass what specjax.load(folder) returns")
-    if not isinstance(dtype, str | None) or dtype not in (None, "int8"):
-        raise ValueError(f"dtype={shown(dtype)}; pass None or 'int8'")
+    typed("what specjax.load(folder) returns", LanguageModel, target=target, draft=draft)
+    chosen("dtype", dtype, (None, "int8"))
     form = quantised_form(draft) if dtype == "int8" else draft
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
     tables = _tables(*words)
@@ -95,14 +96,16 @@ def make_drafter(
     if tables is None:
         source: Source = DraftSource(form.model, size)
         return DraftDrafter(
-            shape(source, **numbers), name=form.name, make=params, source=source, draft=form
+            shape(source, **numbers), name=form.name, from_target=params, source=source, draft=form
         )
 
     def translated(laid: LanguageModel) -> TranslatedParams:
         return TranslatedParams(params(laid), _on_device(*words))
 
     source = TranslatedSource(form.model, size, tables.expansion)
-    return DraftDrafter(shape(source, **numbers), name=form.name, make=translated, source=source)
+    return DraftDrafter(
+        shape(source, **numbers), name=form.name, from_target=translated, source=source
+    )
 
 
 def with_draft(

@@ -191,10 +191,22 @@ class DraftSource(Source):
 def DraftModel(
     model: Model, vocab_size: int, num_drafts: int = 4, confidence_threshold: float = 0.0
 ) -> Chain:
-    """Drafts a chain with a smaller model: `Chain(DraftSource(model, vocab_size), ...)`."""
+    """Drafts a chain with a smaller model: `Chain(DraftSource(model, vocab_size), ...)`.
+
+    Example:
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> specjax.DraftModel(draft.model, vocab_size=512, num_drafts=4).max_depth
+      4
+    """
     return Chain(DraftSource(model, vocab_size), num_drafts, confidence_threshold)
 
 
 def DraftTree(model: Model, vocab_size: int, branching: Sequence[int] = (3, 2, 1)) -> StaticTree:
-    """Drafts a tree with a smaller model: `StaticTree(DraftSource(model, vocab_size), ...)`."""
+    """Drafts a tree with a smaller model: `StaticTree(DraftSource(model, vocab_size), ...)`.
+
+    Example:
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> specjax.DraftTree(draft.model, vocab_size=512, branching=(3, 2)).num_nodes
+      10
+    """
     return StaticTree(DraftSource(model, vocab_size), cast(tuple[int, ...], branching))

@@ -254,7 +254,13 @@ def Universal(
     expansion: int = 2,
     confidence_threshold: float = 0.0,
 ) -> Chain:
-    """Drafts a chain with another tokenizer's model: `Chain(TranslatedSource(...), ...)`."""
+    """Drafts a chain with another tokenizer's model: `Chain(TranslatedSource(...), ...)`.
+
+    Example:
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> specjax.Universal(draft.model, vocab_size=512, num_drafts=4).max_depth
+      4
+    """
     return Chain(TranslatedSource(model, vocab_size, expansion), num_drafts, confidence_threshold)
 
 

@@ -1,47 +1,54 @@
 """EAGLE-3: its network, source, published folders and learner."""
 
-from specjax.methods.eagle3.network import (
-    Eagle3,
-    Eagle3Config,
-    draft_logits,
-    eagle3_axes,
-    eagle3_shapes,
-)
-from specjax.methods.eagle3.reader import (
-    EAGLE3,
-    Parts,
-    details_of,
-    is_parallel,
-    own_table,
-    packaging_of,
-    proposal_depth,
-    read_parts,
-    without_copies,
-)
-from specjax.methods.eagle3.rows import mask_row
-from specjax.methods.eagle3.source import (
-    Eagle3Source,
-    Eagle3State,
-    EagleSource,
-    check_taps,
-    empty_state,
-    features_of,
-    first_pairs,
-    fuse,
-    logits_of,
-    observe_features,
-    read_block,
-    read_pairs,
-)
-from specjax.methods.eagle3.writer import (
-    faults,
-    flat_config,
-    flat_faults,
-    source_of,
-    speculators_faults,
-    speculators_fields,
-    stacked,
-)
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.methods.eagle3.network import (
+        Eagle3,
+        Eagle3Config,
+        draft_logits,
+        eagle3_axes,
+        eagle3_shapes,
+    )
+    from specjax.methods.eagle3.reader import (
+        EAGLE3,
+        Parts,
+        details_of,
+        is_parallel,
+        own_table,
+        packaging_of,
+        proposal_depth,
+        read_parts,
+        without_copies,
+    )
+    from specjax.methods.eagle3.rows import mask_row
+    from specjax.methods.eagle3.source import (
+        Eagle3Source,
+        Eagle3State,
+        EagleSource,
+        check_taps,
+        empty_state,
+        features_of,
+        first_pairs,
+        fuse,
+        logits_of,
+        observe_features,
+        read_block,
+        read_pairs,
+    )
+    from specjax.methods.eagle3.writer import (
+        faults,
+        flat_config,
+        flat_faults,
+        source_of,
+        speculators_faults,
+        speculators_fields,
+        stacked,
+    )
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "EAGLE3",

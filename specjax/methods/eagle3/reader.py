@@ -20,12 +20,14 @@ import pathlib
 import warnings
 from typing import NamedTuple
 
+from specjax._internal.fields import FLAG, Kind, check, one_of
 from specjax.contract import Proposer, Source
+from specjax.files import CONFIG, named
 from specjax.methods.drafter import Drafter
 from specjax.methods.eagle3.network import Eagle3Config
 from specjax.methods.eagle3.rows import network_rows, network_shapes
 from specjax.methods.eagle3.source import Eagle3Source
-from specjax.methods.eagle3.taps import check_taps, default_taps, is_model_opt, read_taps
+from specjax.methods.eagle3.taps import default_taps, is_model_opt, read_taps
 from specjax.methods.eagle3.writer import EAGLE3_LAYOUTS
 from specjax.methods.published import (
     EMBEDDING,
@@ -38,6 +40,7 @@ from specjax.methods.published import (
     Tensors,
     check_features,
     check_rows,
+    check_taps,
     check_target,
     check_width,
     folder_of,
@@ -62,14 +65,22 @@ _DEPTH, _WIDTH, _NODES = 8, 10, 60
 _PLAIN = "the authors' or SpecForge's"
 
 _EXPECTED = {
-    "use_aux_hidden_state": True,
-    "use_input_layernorm_in_first_layer": True,
-    "use_last_layernorm": True,
-    "use_mtp_layernorm": False,
-    "next_layer_regular": True,
-    "parallel_draft_step": 1,
+    f"eagle_config.{name}": one_of((supported,))
+    for name, supported in {
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+        "next_layer_regular": True,
+        "parallel_draft_step": 1,
+    }.items()
 }
 """Switches of ModelOpt, each with the only value that specjax supports."""
+
+_SWITCHES: dict[str, Kind] = dict.fromkeys(
+    ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output"), FLAG
+)
+"""Fields that are true or false."""
 
 
 class Parts(NamedTuple):
@@ -104,7 +115,8 @@ def read_parts(
         hidden, _, depth = sizes_of(target, folder.name)
         check_target(folder, config, _layers_of(config, layers), target)
         taps = default_taps(folder, depth) if taps is None else taps
-        check_taps(folder, taps, depth, target.name)
+        with named(folder / CONFIG):
+            check_taps(taps, depth, target.name)
     else:
         hidden = config.get("target_hidden_size") or layers.hidden_size
     count = 3 if taps is None else len(taps)
@@ -118,7 +130,7 @@ def read_parts(
     }
     for name, seen in shown.items():
         # A norm of the configuration that has no tensor is refused by name when it is read.
-        if seen and not _flag(folder, config, name):
+        if seen and not bool(config.get(name)):
             warnings.warn(
                 f"{folder}: config.json says {name}={config.get(name)}, and the tensors show "
                 f"{seen}: the tensors count",
@@ -128,9 +140,9 @@ def read_parts(
         layers=layers,
         num_taps=count,
         target_size=hidden,
-        norm_before_residual=_flag(folder, config, "norm_before_residual"),
+        norm_before_residual=bool(config.get("norm_before_residual")),
         feeds_normed=_feeds_normed(folder, config),
-        **{name: seen or _flag(folder, config, name) for name, seen in shown.items()},
+        **{name: seen or bool(config.get(name)) for name, seen in shown.items()},
     )
     return Parts(network, prefixes, taps, shares)
 
@@ -281,14 +293,11 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
 
 
 def _refuse_switches(folder: pathlib.Path, config: Config) -> None:
-    """Raises ValueError for switches of ModelOpt that are not supported."""
+    """Raises ValueError for switches of another kind, or that are not supported."""
     inner = config.get("eagle_config") or {}
-    for name, supported in _EXPECTED.items():
-        if inner.get(name) not in (None, supported):
-            raise ValueError(
-                f"{folder}: eagle_config.{name}={inner[name]!r} is not supported; specjax has "
-                f"{supported!r}"
-            )
+    with named(folder / CONFIG):
+        check(config, _SWITCHES)
+        check({f"eagle_config.{name}": value for name, value in inner.items()}, _EXPECTED)
 
 
 def _feeds_normed(folder: pathlib.Path, config: Config) -> bool:
@@ -298,7 +307,7 @@ def _feeds_normed(folder: pathlib.Path, config: Config) -> bool:
     Before, SpecForge's training read it as "apply the norm before the head's matrix", with the
     default true, and always fed the state back before the norm.
     """
-    feeds = _flag(folder, config, "norm_output")
+    feeds = bool(config.get("norm_output"))
     forged = packaging_of(config) == _PLAIN
     if feeds and forged:
         warnings.warn(
@@ -316,13 +325,6 @@ def _layers_of(config: Config, layers: TransformerConfig) -> Config:
     if "speculators_model_type" in config:
         return {"vocab_size": layers.vocab_size}
     return config
-
-
-def _flag(folder: pathlib.Path, config: Config, name: str) -> bool:
-    value = config.get(name)
-    if value not in (None, True, False):
-        raise ValueError(f"{folder}: {name} is {value!r}; it must be true or false")
-    return bool(value)
 
 
 def _makes(drafter: Drafter) -> bool:

@@ -11,7 +11,7 @@ from flax import struct
 from jax import Array
 
 from specjax.caches import KVCache, in_chunks
-from specjax.contract import Arrays, Context, Loaded, Lookahead, Source
+from specjax.contract import Arrays, Context, Lookahead, Source
 from specjax.methods.eagle3.network import Eagle3, Eagle3Config, draft_logits, eagle3_axes
 from specjax.methods.published import PublishedSource, SharedParams, by_row, embedding_of, head_of
 from specjax.models import TransformerConfig, look_up
@@ -49,7 +49,7 @@ class EagleSource(PublishedSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3Source(Source, EagleSource):
+class Eagle3Source(EagleSource, Source):
     """Reads pairs of a feature and the token after it, and predicts the token after that.
 
         text        a   b   c   d|  e   f        d is pending; e and f are drafts
@@ -70,12 +70,6 @@ class Eagle3Source(Source, EagleSource):
 
     def __post_init__(self) -> None:
         check_taps(self.network, self.taps)
-
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        raise ValueError(
-            "an EAGLE-3 proposer comes without its weights: pass what specjax.load_drafter returns "
-            "as drafter="
-        )
 
     def init(
         self, params: SharedParams, prompt: Block, capacity: int, lookahead: Lookahead

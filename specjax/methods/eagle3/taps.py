@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import pathlib
 
+from specjax import files
+from specjax.methods.published import counted_taps
 from specjax.models import Config
 
 _OUTER, _INNER = "eagle_config", "eagle_aux_hidden_state_layer_ids"
@@ -29,23 +31,15 @@ def read_taps(folder: pathlib.Path, config: Config) -> tuple[int, ...] | None:
     """
     inner = config.get(_OUTER) or {}
     named = {**config, **{f"{_OUTER}.{name}": ids for name, ids in inner.items()}}
-    found: dict[str, tuple[int, ...]] = {}
-    for key, offset in _ADDED.items():
-        ids = named.get(key)
-        if not ids:  # missing, null or empty: an exporter wrote the key without a value
-            continue
-        if not isinstance(ids, list) or not all(type(i) is int and i + offset >= 0 for i in ids):
-            raise ValueError(f"{folder}: {key} is {ids!r}; it must be a list of layers")
-        if ids != sorted(set(ids)):
-            raise ValueError(f"{folder}: {key} is {ids}; the layers must be distinct and ascending")
-        found[key] = tuple(i + offset for i in ids)
-    if len(set(found.values())) > 1:
-        words = "; ".join(f"{key} means {list(taps)}" for key, taps in found.items())
-        raise ValueError(
-            f"{folder}: keys disagree about the layers of the target ({words}, as numbers of "
-            "outputs): remove the wrong one from config.json"
-        )
-    return next(iter(found.values()), None)
+    # A key that is missing, null or empty: an exporter wrote it without a value.
+    present = {key: ids for key in _ADDED if (ids := named.get(key))}
+    with files.named(folder / files.CONFIG):
+        taps = counted_taps(present, _ADDED)
+        if taps is not None and list(taps) != sorted(set(taps)):
+            raise ValueError(
+                f"{' and '.join(present)}: the layers {list(taps)} must be distinct and ascending"
+            )
+    return taps
 
 
 def write_taps(taps: tuple[int, ...], *, nested: bool) -> Config:
@@ -73,12 +67,3 @@ def default_taps(folder: pathlib.Path, num_layers: int) -> tuple[int, ...]:
             f"{taps} for {num_layers} layers: name them in config.json as {_INNER}"
         )
     return taps
-
-
-def check_taps(folder: pathlib.Path, taps: tuple[int, ...], num_layers: int, target: str) -> None:
-    """Raises ValueError unless the target has the layers."""
-    if taps[-1] > num_layers:
-        raise ValueError(
-            f"{folder} reads the output of layer {taps[-1]}, and {target} has {num_layers} "
-            "layers: pass the target that the drafter was trained for"
-        )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax._internal.checks import each, shown
-from specjax.contract import Arrays, Proposer
-from specjax.methods.drafter import Adapter, Drafter, MakeArrays
+from specjax.contract import Proposer
+from specjax.methods.adapters import AdapterBank, empty_slots, slots_of
+from specjax.methods.drafter import Adapter, Drafter
 from specjax.methods.medusa.network import MedusaHeads, initial_medusa
 from specjax.methods.medusa.source import Medusa, MedusaParams
 from specjax.models import LanguageModel, head_matrix
@@ -59,10 +58,15 @@ class MedusaAdapter(Drafter):
     def has_adapters(self) -> bool:
         return True
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        self.check(target)
-        slots = _slots({self.name: self}, adapter, rows)
-        return lambda laid: _arrays(self.bank, laid, slots)
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def slots(self, adapter: Adapter, rows: int) -> np.ndarray:
+        return slots_of((self.name,), adapter, rows)
+
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> MedusaParams:
+        return self.bank.make(target, slots)
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> Drafter:
         return ShapedAdapter(
@@ -110,8 +114,11 @@ class ShapedAdapter(Drafter):
     def check(self, target: LanguageModel) -> None:
         self.adapter.check(target)
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        return self.adapter.for_rows(target, adapter, rows)
+    def slots(self, adapter: Adapter, rows: int) -> np.ndarray:
+        return self.adapter.slots(adapter, rows)
+
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> MedusaParams:
+        return self.adapter.make(target, slots)
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> Drafter:
         return self.adapter.shaped(shape, **numbers)
@@ -132,17 +139,11 @@ _marks: weakref.WeakKeyDictionary[LanguageModel, tuple[float, ...]] = weakref.We
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class MedusaBank(Drafter):
-    """Adapters with the same sizes for one target, with one tree of choices.
-
-    Compiled programs depend on the capacity only: `add` writes into a free slot and recompiles
-    nothing.  `params` are the parameters of the adapters, stacked: every leaf [capacity, ...].
-    """
+class MedusaBank(AdapterBank[MedusaAdapter]):
+    """Medusa adapters with the same sizes for one target, with one tree of choices."""
 
     proposer: ChoiceTree
-    name: str = "bank"
     heads: MedusaHeads  # the sizes, which all adapters share
-    adapters: dict[str, MedusaAdapter]  # by name, in the order of their slots, without weights
 
     @classmethod
     def create(
@@ -172,34 +173,17 @@ class MedusaBank(Drafter):
             )
         first = next(iter(adapters.values()))
         tree = first.choices if choices is None else tuple(map(tuple, choices))
-        empty = jax.tree.map(
-            lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), first.params
+        bank = cls(
+            proposer=Medusa(first.heads, tree),
+            params=empty_slots(first.params, capacity),
+            heads=first.heads,
+            adapters={},
         )
-        bank = cls(proposer=Medusa(first.heads, tree), params=empty, heads=first.heads, adapters={})
         for name, adapter in adapters.items():
             bank = bank.add(name, adapter)
         return bank
 
-    @property
-    def capacity(self) -> int:
-        """The most adapters that the bank can hold."""
-        return len(jax.tree.leaves(self.params)[0])
-
-    def add(self, name: str, adapter: MedusaAdapter) -> MedusaBank:
-        """Returns a bank with one more adapter.  Programs that decode are not compiled again.
-
-        Raises:
-          ValueError: a name that is taken, no free slot, or an adapter of other sizes or for
-            another target.
-        """
-        slot = len(self.adapters)
-        if name in self.adapters:
-            raise ValueError(f"the bank has an adapter {name!r} already: choose another name")
-        if slot == self.capacity:
-            raise ValueError(
-                f"the bank holds {slot} of {self.capacity} adapters: "
-                f"create one with capacity={slot + 1} or more"
-            )
+    def fits(self, name: str, adapter: MedusaAdapter) -> None:
         if adapter.heads != self.heads:
             raise ValueError(
                 f"the adapter {name!r} has other sizes than those of the bank: "
@@ -216,61 +200,12 @@ class MedusaBank(Drafter):
                     f"the adapters {name!r} and {other!r} were trained for different targets: "
                     "use two banks"
                 )
-        form = dataclasses.replace(adapter, params=None)
-        stacked = _put(self.params, jnp.int32(slot), adapter.params)
-        return dataclasses.replace(self, params=stacked, adapters={**self.adapters, name: form})
 
-    @property
-    def has_adapters(self) -> bool:
-        return True
-
-    def check(self, target: LanguageModel) -> None:
-        for adapter in self.adapters.values():
-            adapter.check(target)
-
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        """Returns the parameters as `Drafter.for_rows`; rows whose adapter is None decode plainly.
-
-        Raises:
-          ValueError: an unknown name, another number of names than rows, no name although the bank
-            has several adapters, or another target than the adapters'.
-        """
-        self.check(target)
-        slots = _slots(self.adapters, adapter, rows)
-        return lambda laid: _arrays(self, laid, slots)
-
-
-def _arrays(bank: MedusaBank, target: LanguageModel, slots: list[int]) -> MedusaParams:
-    key = "head" if "head" in target.params else "embedding"
-    output = None if bank.heads.own_heads else {key: target.params[key]}
-    return MedusaParams(bank.params, jnp.asarray(np.array(slots, np.int32)), output)
-
-
-def _slots(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
-    """Returns the slot of each row's adapter, -1 for None.  A single adapter is the default.
-
-    Raises:
-      ValueError: an unknown name, or no name although there are several adapters.
-    """
-    slot_of = {name: slot for slot, name in enumerate(names)}
-    known = ", ".join(slot_of)
-    if adapter is None:
-        if len(slot_of) > 1:
-            raise ValueError(
-                f"the bank has several adapters: pass adapter= with one of {known} for all "
-                "prompts, or with a list that has a name or None for each prompt"
-            )
-        return [0] * rows
-    slots = []
-    for name in each("adapter", adapter, rows):
-        if not isinstance(name, str | None):
-            raise ValueError(
-                f"adapter={shown(name)} is not allowed; it must be one of {known}, or None"
-            )
-        if name is not None and name not in slot_of:
-            raise ValueError(f"there is no adapter {name!r} in the bank; it has {known}")
-        slots.append(-1 if name is None else slot_of[name])
-    return slots
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> MedusaParams:
+        """Returns the parameters of the proposer; rows whose slot is -1 decode plainly."""
+        key = "head" if "head" in target.params else "embedding"
+        output = None if self.heads.own_heads else {key: target.params[key]}
+        return MedusaParams(self.params, jnp.asarray(slots), output)
 
 
 def _form(heads: MedusaHeads) -> str:
@@ -278,11 +213,4 @@ def _form(heads: MedusaHeads) -> str:
     return (
         f"{heads.num_heads} heads of {heads.num_layers} blocks, hidden size {heads.hidden_size}, "
         f"{heads.vocab_size} tokens by {kind}"
-    )
-
-
-@jax.jit
-def _put(stacked: Arrays, slot: jax.Array, params: Arrays) -> Arrays:
-    return jax.tree.map(
-        lambda all_, one: all_.at[slot].set(one.astype(all_.dtype)), stacked, params
     )

@@ -22,8 +22,10 @@ import safetensors.numpy
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax._internal.checks import items, number, shown, whole
+from specjax._internal.checks import settle, shown, typed
+from specjax._internal.fields import OBJECT, Kind, check, count, is_whole, list_of, one_of, real
 from specjax.files import (
+    CONFIG,
     KINDS,
     Stored,
     all_finite,
@@ -32,6 +34,8 @@ from specjax.files import (
     named,
     read_header,
     read_json,
+    refuse_pickled,
+    refuse_weights,
 )
 from specjax.methods.medusa.drafter import MedusaAdapter
 from specjax.methods.medusa.network import MedusaHeads
@@ -39,9 +43,24 @@ from specjax.models import LanguageModel, head_matrix
 from specjax.parallel import leader, to_host
 
 _WEIGHTS = "medusa_lm_head.safetensors"
-_VERSIONS = {"1": 1, "1.0": 1, "2": 2, "2.0": 2}
 _MOST = 1024  # heads, and layers of a head
 _NODES = 4096  # of a tree of choices
+
+_FIELDS = {
+    "medusa_num_heads": count(1, _MOST),
+    "medusa_num_layers": count(1, _MOST),
+    "version": one_of((1, 2, "1", "1.0", "2", "2.0")),
+}
+_PATHS = list_of(list_of(Kind("a whole number", is_whole)), "paths")
+_OURS = {
+    "choices": Kind(
+        f"a list of at most {_NODES} paths, each a list of whole numbers",
+        lambda value: _PATHS.accepts(value) and len(value) <= _NODES,
+    ),
+    "acceptance": list_of(real(least=0.0, most=1.0), "numbers"),
+    "target": list_of(real(), "numbers"),
+}
+"""The fields under "specjax"."""
 
 
 class _Config(TypedDict):
@@ -63,10 +82,12 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
       FileNotFoundError: there is no such folder, or it lacks a file.
 
     Example:
-      >>> specjax.generate(target, prompt, drafter=load_medusa("heads", target))
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> heads = specjax.load_medusa(specjax.shipped("pycode/medusa"), target)
+      >>> heads.proposer.num_nodes
+      8
     """
-    if not isinstance(target, LanguageModel):
-        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    typed("what specjax.load(folder) returns", LanguageModel, target=target)
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise ValueError(f"path={shown(path)}; pass a folder of Medusa heads")
     folder = pathlib.Path(path)
@@ -90,7 +111,7 @@ def _load(folder: pathlib.Path, target: LanguageModel) -> MedusaAdapter:
         config["heads"], size, vocab, num_layers=layers, own_heads=own, logit_softcap=cap
     )
     weights = _read_weights(folder, stored, heads, target, matrix.dtype)
-    try:
+    with named(folder / CONFIG):
         adapter = MedusaAdapter(
             params=weights,
             name=folder.name,
@@ -99,14 +120,10 @@ def _load(folder: pathlib.Path, target: LanguageModel) -> MedusaAdapter:
             acceptance=config["acceptance"],
             marks=config["marks"],
         )
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+        values = len(adapter.acceptance)
+        each = values in (0, len(adapter.proposer.choices))
+        settle((not each, f"acceptance has {values} values; it must have one per choice"))
     adapter.check(target)
-    if len(adapter.acceptance) not in (0, len(adapter.proposer.choices)):
-        raise ValueError(
-            f"{folder / 'config.json'}: acceptance has {len(adapter.acceptance)} values; it must "
-            "have one per choice"
-        )
     return adapter
 
 
@@ -120,6 +137,11 @@ def save_medusa(
       adapter: the heads.
       base: the target's name, for `base_model_name_or_path`.
       dtype: of the file; by default that of the parameters.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> heads = specjax.load_medusa(specjax.shipped("pycode/medusa"), target)
+      >>> specjax.save_medusa("heads", heads, base="org/target")
     """
     folder, heads, params = pathlib.Path(folder), adapter.heads, to_host(adapter.params)
     if not leader():
@@ -158,52 +180,18 @@ def _tensors(heads: MedusaHeads) -> dict[str, tuple[str, tuple[int, ...], bool]]
 
 
 def _read_config(path: pathlib.Path) -> _Config:
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} is missing; a folder of Medusa heads holds config.json and {_WEIGHTS}"
-        )
     fields = read_json(path)
-
-    def count(name: str) -> int:
-        if name not in fields:
-            raise ValueError(f"{path} lacks {name!r}: is this a folder of Medusa heads?")
-        wanted = f"a whole number in [1, {_MOST}]"
-        return whole(f"{path}: {name}", fields[name], 1, _MOST, wanted)
-
-    version = fields.get("version", 1)
-    if str(version) not in _VERSIONS:
-        raise ValueError(f"{path}: version is {shown(version)}; specjax reads 1 and 2")
-    ours = fields.get("specjax", {})
-    if not isinstance(ours, dict):
-        raise ValueError(f'{path}: "specjax" is {shown(ours)}; it must be an object')
-
-    def numbers(name: str, least: float, most: float) -> tuple[float, ...]:
-        values = items(ours.get(name, ()))
-        plain = [None] if values is None else [number(value) for value in values]
-        kept = [value for value in plain if value is not None and least <= value <= most]
-        if len(kept) < len(plain):
-            raise ValueError(
-                f"{path}: {name} is {shown(ours[name])}; it must be a list of numbers in "
-                f"[{least:g}, {most:g}]"
-            )
-        return tuple(map(float, kept))
-
-    choices = items(ours.get("choices", ()))
-    paths = [None] if choices is None else [items(choice) for choice in choices]
-    if len(paths) > _NODES:
-        raise ValueError(f"{path}: choices has {len(paths)} paths; at most {_NODES} are read")
-    if not all(p is not None and all(type(rank) is int for rank in p) for p in paths):
-        raise ValueError(
-            f"{path}: choices is {shown(ours['choices'])}; it must be a list of lists of whole "
-            "numbers, a path each"
-        )
+    with named(path):
+        check({"version": 1, **fields}, _FIELDS, optional=False)
+        ours = OBJECT.read(fields, "specjax", {})
+        check(ours, _OURS)
     return {
-        "heads": count("medusa_num_heads"),
-        "layers": count("medusa_num_layers"),
-        "version": _VERSIONS[str(version)],
-        "choices": tuple(tuple(p or ()) for p in paths),
-        "acceptance": numbers("acceptance", 0.0, 1.0),
-        "marks": numbers("target", -3.4e38, 3.4e38),
+        "heads": fields["medusa_num_heads"],
+        "layers": fields["medusa_num_layers"],
+        "version": int(float(fields.get("version", 1))),
+        "choices": tuple(map(tuple, ours.get("choices") or ())),
+        "acceptance": tuple(map(float, ours.get("acceptance") or ())),
+        "marks": tuple(map(float, ours.get("target") or ())),
     }
 
 
@@ -211,11 +199,7 @@ def _stored(folder: pathlib.Path, config: _Config, own: bool) -> dict[str, Store
     """Returns the tensors of a folder by name, as many as the configuration names."""
     path = folder / _WEIGHTS
     if not path.exists():
-        if list(folder.glob("*.pt")):
-            raise ValueError(
-                f"{folder} holds pickled weights (.pt) only, and reading those executes what they "
-                f"contain: convert them to {_WEIGHTS} with safetensors.torch.save_file"
-            )
+        refuse_pickled(folder)
         raise FileNotFoundError(f"{folder} holds no {_WEIGHTS}")
     stored = dict(read_header(path))
     needed = config["heads"] * (2 * config["layers"] + own)
@@ -251,11 +235,7 @@ def _read_weights(
     faults += [
         f"{name} is not a tensor of such heads" for name in sorted(set(stored) - set(wanted))
     ]
-    if faults:
-        raise ValueError(
-            f"the weights in {folder} do not fit its config.json and the target {target.name}:\n  "
-            f"{listed(faults)}"
-        )
+    refuse_weights(folder, faults, target.name)
     stack = (heads.num_layers, heads.num_heads)
     shapes = {
         "kernel": (*stack, size, size),

@@ -112,7 +112,14 @@ class MedusaSource(BlockSource):
 
 
 def Medusa(heads: MedusaHeads, choices: Choices | Sequence[Sequence[int]] = ()) -> ChoiceTree:
-    """Drafts a tree of choices with Medusa heads: `ChoiceTree(MedusaSource(heads), choices)`."""
+    """Drafts a tree of choices with Medusa heads: `ChoiceTree(MedusaSource(heads), choices)`.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
+      >>> heads = specjax.load_medusa(specjax.shipped("pycode/medusa"), target)
+      >>> specjax.Medusa(heads.proposer.source.heads, [(0,), (0, 0), (1,)]).num_nodes
+      4
+    """
     if not isinstance(heads, MedusaHeads):
         raise ValueError(f"heads={shown(heads)}; pass specjax.models.MedusaHeads")
     paths = [None] if items(choices) is None else list(map(items, items(choices) or ()))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
+from specjax._internal.fields import Kind, check, count
+from specjax.files import CONFIG, named
 from specjax.methods.drafter import Drafter
 from specjax.methods.eagle3 import (
     Parts,
@@ -44,6 +46,17 @@ _DEPTH = 8
 _MASK = "mask_hidden"
 
 
+_NO_OUTPUT = Kind("missing, since a P-EAGLE head feeds nothing back", lambda value: not value)
+
+
+def _mask_token(vocab_size: int) -> Kind:
+    return Kind(
+        f"the id of the token that stands for a missing one, in [0, {vocab_size - 1}]: add it to "
+        "config.json (SpecForge has it among the options of the training run)",
+        count(0, vocab_size - 1).accepts,
+    )
+
+
 def _matches(config: Config, tensors: Tensors) -> bool:
     return reads_pairs(tensors) and is_parallel(config, tensors)
 
@@ -51,21 +64,15 @@ def _matches(config: Config, tensors: Tensors) -> bool:
 def _read(
     folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
 ) -> Drafter:
-    if config.get("norm_output"):
-        raise ValueError(
-            f"{folder}: norm_output={config['norm_output']!r} has no meaning for a P-EAGLE head, "
-            "which feeds nothing back: remove it"
-        )
+    size = target.model.vocab_size
+    with named(folder / CONFIG):
+        kinds = {"norm_output": _NO_OUTPUT, "mask_token_id": _mask_token(size)}
+        check({"norm_output": None} | config, kinds, optional=False)
     parts = without_copies(folder, read_parts(folder, config, tensors, target), tensors, target)
     assert parts.taps is not None  # the target is known
-    mask, size = config.get("mask_token_id"), target.model.vocab_size
-    if type(mask) is not int or not 0 <= mask < size:
-        raise ValueError(
-            f"{folder}: mask_token_id is {mask!r}; a P-EAGLE head needs the id of the token that "
-            f"stands for a missing one, in [0, {size - 1}]: add it to config.json (SpecForge has "
-            "it among the options of the training run)"
-        )
-    source = PEagleSource(parts.network, size, mask, proposal_depth(config) or _DEPTH, parts.taps)
+    source = PEagleSource(
+        parts.network, size, config["mask_token_id"], proposal_depth(config) or _DEPTH, parts.taps
+    )
     table = _table(folder, parts, tensors, target)
     own = read_placed(folder, source, table, target, rules)
     return PublishedDrafter(

@@ -7,7 +7,8 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.contract import Arrays, BlockSource, Context, Loaded
+from specjax._internal.checks import within
+from specjax.contract import BlockSource, Context
 from specjax.methods.eagle3 import (
     Eagle3,
     Eagle3Config,
@@ -29,7 +30,7 @@ from specjax.types import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class PEagleSource(BlockSource, EagleSource):
+class PEagleSource(EagleSource, BlockSource):
     """An EAGLE-3 head that reads pairs of a mask token and a learned feature in place of drafts.
 
         text        a   b   c   d|                d is pending
@@ -50,18 +51,8 @@ class PEagleSource(BlockSource, EagleSource):
 
     def __post_init__(self) -> None:
         check_taps(self.network, self.taps)
-        if self.depth < 1:
-            raise ValueError(f"depth={self.depth}; it must be at least 1")
-        if not 0 <= self.mask_token < self.vocab_size:
-            raise ValueError(
-                f"mask_token={self.mask_token}; it must lie in [0, {self.vocab_size - 1}]"
-            )
-
-    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        raise ValueError(
-            "a P-EAGLE proposer comes without its weights: pass what specjax.load_drafter returns "
-            "as drafter="
-        )
+        within("depth", self.depth, 1)
+        within("mask_token", self.mask_token, 0, self.vocab_size - 1)
 
     def init(self, params: SharedParams, prompt: Block, capacity: int) -> Eagle3State:
         width = self.depth + 1

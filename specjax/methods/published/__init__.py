@@ -1,34 +1,54 @@
 """The common functions of published formats: tables, layers, sizes, reading and placing."""
 
-from specjax.methods.published.drafter import PublishedDrafter, Sizes, own_shardings, sizes_of
-from specjax.methods.published.format import Description, Export, Format, Layout, Tensors, folder_of
-from specjax.methods.published.layers import (
-    dense_rows,
-    layer_prefixes,
-    layer_rows,
-    read_layers,
-    reads_pairs,
-    unwritable,
-    window_lines,
-    write_layers,
-)
-from specjax.methods.published.placing import Table, read_placed
-from specjax.methods.published.shared import (
-    EMBEDDING,
-    HEAD,
-    TABLES,
-    is_reduced,
-    num_units,
-    own_faults,
-    repeats,
-    table_faults,
-    with_tables,
-)
-from specjax.methods.published.source import PublishedSource
-from specjax.methods.published.speculators import on_hub, speculators_config
-from specjax.methods.published.tables import SharedParams, by_row, embedding_of, head_of
-from specjax.methods.published.target_sizes import check_features, check_target, check_width
-from specjax.methods.published.vocabulary import check_rows, read_vocabulary
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.methods.published.drafter import PublishedDrafter, Sizes, own_shardings, sizes_of
+    from specjax.methods.published.format import (
+        Description,
+        Export,
+        Format,
+        Layout,
+        Tensors,
+        folder_of,
+    )
+    from specjax.methods.published.layers import (
+        dense_rows,
+        layer_prefixes,
+        layer_rows,
+        read_layers,
+        reads_pairs,
+        unwritable,
+        window_lines,
+        write_layers,
+    )
+    from specjax.methods.published.placing import Table, read_placed
+    from specjax.methods.published.shared import (
+        EMBEDDING,
+        HEAD,
+        TABLES,
+        is_reduced,
+        num_units,
+        own_faults,
+        repeats,
+        table_faults,
+        with_tables,
+    )
+    from specjax.methods.published.source import PublishedSource
+    from specjax.methods.published.speculators import on_hub, speculators_config
+    from specjax.methods.published.tables import SharedParams, by_row, embedding_of, head_of
+    from specjax.methods.published.target_sizes import (
+        check_features,
+        check_taps,
+        check_target,
+        check_width,
+        counted_taps,
+    )
+    from specjax.methods.published.vocabulary import check_rows, read_vocabulary
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "EMBEDDING",
@@ -47,8 +67,10 @@ __all__ = [
     "by_row",
     "check_features",
     "check_rows",
+    "check_taps",
     "check_target",
     "check_width",
+    "counted_taps",
     "dense_rows",
     "embedding_of",
     "folder_of",

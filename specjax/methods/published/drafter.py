@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from specjax.contract import Arrays, Proposer
-from specjax.methods.drafter import Adapter, Drafter, MakeArrays
+from specjax.methods.drafter import Drafter
 from specjax.methods.published.source import PublishedSource
 from specjax.methods.published.tables import SharedParams
 from specjax.models import Int8, LanguageModel, LinenModel, Transformer
@@ -58,17 +59,13 @@ class PublishedDrafter(Drafter):
                 "this target"
             )
 
-    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        super().for_rows(target, adapter, rows)
-
-        def make(laid: LanguageModel) -> SharedParams:
-            used = set(self.shares)
-            if "head" in used and "head" not in laid.params:
-                used = {"embedding"}  # the target's head is its embedding
-            shared = {name: laid.params[name] for name in sorted(used)}
-            return SharedParams(self._own_on(mesh_of(laid.params)), shared)
-
-        return make
+    def make(self, target: LanguageModel, slots: np.ndarray | None) -> SharedParams:
+        del slots
+        used = set(self.shares)
+        if "head" in used and "head" not in target.params:
+            used = {"embedding"}  # the target's head is its embedding
+        shared = {name: target.params[name] for name in sorted(used)}
+        return SharedParams(self._own_on(mesh_of(target.params)), shared)
 
     def _own_on(self, mesh: Mesh | None) -> Arrays:
         """Returns the drafter's own parameters on a mesh; None leaves them where they are."""

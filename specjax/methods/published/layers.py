@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import re
 import warnings
 
+from specjax._internal.fields import list_of, one_of
+from specjax.files import CONFIG, named
 from specjax.methods.published.format import Tensors
 from specjax.models import FAMILIES, Config, Tensor, TransformerConfig, check_fields
 
@@ -29,7 +30,6 @@ _COMMON: Config = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_l
 """The defaults of transformers' classes.  Some exporters leave out the values that equal them."""
 
 _WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
-_KINDS = {"full_attention", "sliding_attention"}
 
 
 def read_layers(
@@ -57,12 +57,9 @@ def read_layers(
     Raises:
       ValueError: a setting that is not supported and would change the numbers.
     """
-    kind = config.get("model_type", "llama")
-    if kind not in _DEFAULTS:
-        raise ValueError(
-            f"{folder}: model_type {kind!r} of a drafter's layers is not supported; specjax reads "
-            f"{', '.join(_DEFAULTS)}"
-        )
+    with named(folder / CONFIG):
+        name = "model_type of a drafter's layers"
+        kind = one_of(_DEFAULTS).of(name, config.get("model_type", "llama"))
 
     def has(*parts: str) -> bool:
         return any(f"{prefix}{part}" in tensors for prefix in prefixes for part in parts)
@@ -83,14 +80,11 @@ def read_layers(
             )
     given = {name: value for name, value in config.items() if value is not None}
     fields = {**_COMMON, **_DEFAULTS[kind], **given, **written, "model_type": kind}
-    try:
+    with named(folder / CONFIG):
         plain = {name: value for name, value in fields.items() if name not in _WINDOWS}
+        check_fields(plain)
         read = FAMILIES[kind].read_config(plain)
         windows = _read_windows(windows_like or kind, plain, config)
-    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
-    except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'} lacks {error}") from None
     norms = "head" if has("self_attn.q_norm.weight", "self_attn.k_norm.weight") else None
     return dataclasses.replace(
         read, qk_norm=norms, qkv_bias=qkv_bias, out_bias=out_bias, windows=windows
@@ -109,14 +103,10 @@ def _read_windows(kind: str, plain: Config, config: Config) -> tuple[int | None,
     kinds, window = fields.pop("layer_types", None), fields.get("sliding_window")
     check_fields(fields)
     count = plain["num_hidden_layers"]
-    if kinds and not (isinstance(kinds, list) and len(kinds) == count and set(kinds) <= _KINDS):
-        raise ValueError(
-            f"layer_types is {json.dumps(kinds)}; it must name full_attention or "
-            f"sliding_attention for each of the {count} layers"
-        )
+    if kinds:
+        known = ("full_attention",) if kind == "llama" else ("full_attention", "sliding_attention")
+        list_of(one_of(known), "entries, one a layer", count).of("layer_types", kinds)
     slides = "sliding_attention" in (kinds or ())
-    if kind == "llama" and slides:
-        raise ValueError("layers of model_type llama with sliding_attention are not supported")
     if kind == "fields":
         fields["use_sliding_window"] = slides and window is not None
     elif slides and window is not None and "use_sliding_window" not in fields:

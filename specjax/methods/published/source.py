@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import abc
 
-from specjax.contract import Arrays
+from specjax.contract import Arrays, Loaded
 from specjax.models import TransformerConfig
 
 
 class PublishedSource(abc.ABC):
     """A source with a network of a published folder, which reads hidden states of the target.
 
-    This is the second base class of a `Source` or a `BlockSource`.
+    This is the first base class, before `Source` or `BlockSource`.
     """
 
     vocab_size: int  # the target's
     taps: tuple[int, ...]  # the layers of the target that it reads
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        raise ValueError(
+            f"a {type(self).__name__} comes without its weights: pass what specjax.load_drafter "
+            "returns as drafter="
+        )
 
     @property
     @abc.abstractmethod

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from specjax._internal.checks import shown
+from specjax._internal.fields import (
+    FLAG,
+    LAYERS,
+    OBJECT,
+    TEXT,
+    Kind,
+    check,
+    count,
+    list_of,
+    one_of,
+    real,
+)
 from specjax.models.config import MOST
 from specjax.models.families.family import Config
 
-_LEAST = 1.2e-38  # of float32
-_GREATEST = 3.4e38  # of float32
-
+_ATTENTION = one_of(("full_attention", "sliding_attention"))
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -50,11 +59,18 @@ _SIZES = {
 }
 """Fields that are whole numbers of at least 1, and our size with the same greatest value."""
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("rope_parameters", "rope_scaling"), (dict,)),
-    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), (str,)),
+_NAME = Kind("a text, or null", lambda value: isinstance(value, str))
+_KINDS = {
+    **{name: count(1, MOST[ours]) for name, ours in _SIZES.items()},
+    **dict.fromkeys(("max_window_layers", "sliding_window"), count(0, 2**31 - 1)),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT),
+    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), _NAME),
+    "mlp_only_layers": LAYERS,
 }
-_PER_LAYER: dict[str, tuple[type, ...]] = {"layer_types": (str,), "no_rope_layers": (bool, int)}
+_PER_LAYER = {
+    "layer_types": TEXT,
+    "no_rope_layers": Kind("true, false, 1 or 0", lambda value: isinstance(value, int)),
+}
 
 
 def check_fields(config: Config) -> None:
@@ -63,48 +79,19 @@ def check_fields(config: Config) -> None:
     Null and a missing field are left to the families.
 
     Raises:
-      ValueError: a field of another type than it must have, or above its greatest value.
+      ValueError: with each field of another type than it must have, or above its greatest value.
     """
-    for name, ours in _SIZES.items():
-        if config.get(name) is not None:
-            check_sizes(config, name)
-            if config[name] > MOST[ours]:
-                raise ValueError(
-                    f"{name} is {shown(config[name])}; specjax reads at most {MOST[ours]}: the "
-                    "file is damaged, so download it again"
-                )
-    for name in ("max_window_layers", "sliding_window"):
-        value = config.get(name)
-        if value is not None and not (_is_whole(value) and 0 <= value < 2**31):
-            raise ValueError(f"{name} is {shown(value)}; it must be a whole number of at least 0")
-    for name, kinds in _KINDS.items():
-        value = config.get(name)
-        if value is not None and not isinstance(value, kinds):
-            raise ValueError(f"{name} is {shown(value)}; it must be {_written(kinds)}, or null")
-    layers = config.get("num_hidden_layers")
-    for name, kinds in _PER_LAYER.items():
-        value = config.get(name)
-        if value and not (
-            isinstance(value, list)
-            and len(value) == layers
-            and all(isinstance(entry, kinds) for entry in value)
-        ):
-            raise ValueError(
-                f"{name} is {shown(value)}; it must be a list of {layers} entries, one for each of "
-                f"num_hidden_layers, and each of them {_written(kinds)}"
-            )
-    dense = config.get("mlp_only_layers")
-    if dense and not (isinstance(dense, list) and all(map(_is_whole, dense))):
-        raise ValueError(f"mlp_only_layers is {shown(dense)}; it must be a list of layers")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _written(kinds: tuple[type, ...]) -> str:
-    names = {dict: "an object", str: "a text", bool: "true or false", int: "1 or 0"}
-    return " or ".join(names[kind] for kind in kinds)
+    layers, per_layer = (
+        config.get("num_hidden_layers"),
+        "entries, one for each of num_hidden_layers",
+    )
+    many = layers if isinstance(layers, int) else None
+    lists = {
+        name: list_of(kind, per_layer, many)
+        for name, kind in _PER_LAYER.items()
+        if config.get(name)
+    }
+    check(config, {**_KINDS, **lists})
 
 
 def given(config: Config, name: str, default: object) -> Any:
@@ -118,10 +105,7 @@ def check_sizes(config: Config, *names: str, optional: tuple[str, ...] = ()) -> 
     Fields in `optional` may be missing or null.
     """
     for name in (*names, *(n for n in optional if config.get(n) is not None)):
-        if not _is_whole(config[name]) or config[name] < 1:
-            raise ValueError(
-                f"{name} is {shown(config[name])}; it must be a whole number of at least 1"
-            )
+        count().read(config, name)
 
 
 def flag(config: Config, name: str, default: bool) -> bool:
@@ -133,10 +117,7 @@ def flag(config: Config, name: str, default: bool) -> bool:
     Raises ValueError for another value: Python would take the string "false" for true.
     """
     value = config.get(name, default)
-    value = False if value is None and not default else value
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {_json(value)}; it must be true or false")
-    return value
+    return FLAG.of(name, False if value is None and not default else value)
 
 
 def number(
@@ -146,35 +127,17 @@ def number(
     *,
     above: float = 0.0,
     least: float | None = None,
-    most: float = _GREATEST,
+    most: float | None = None,
 ) -> float:
     """Returns a number above `above` (or of at least `least`, if given) and of at most `most`.
-
-    Python's JSON reader accepts NaN and infinities.  A model that computes with one would emit the
-    same token for ever.
 
     Raises:
       ValueError: another value, or null.
       KeyError: the field is missing, and has no default.
     """
     value = config[name] if default is None else config.get(name, default)
-    fits = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails every comparison, so it is refused too.  What float32 rounds to 0 is not above 0.
-    if least is None and fits:
-        fits = value > above and abs(value) >= _LEAST
-    elif fits and least is not None:
-        fits = value >= least
-    if not (fits and value <= most):
-        bounds = f"above {above:g}" if least is None else f"of at least {least:g}"
-        bounds += "" if most == _GREATEST else f" and at most {most:g}"
-        raise ValueError(f"{name} is {_json(value)}; it must be a finite number {bounds}")
-    return float(value)
-
-
-def _json(value: object) -> str:
-    """Returns a value as the file has it, cut if it is long."""
-    text = json.dumps(value)
-    return text if len(text) <= 500 else text[:500] + "..."
+    kind = real(above=above if least is None else None, least=least, most=most)
+    return float(kind.of(name, value))
 
 
 def refuse(config: Config, **expected: object) -> None:
@@ -193,11 +156,7 @@ def refuse(config: Config, **expected: object) -> None:
 
 def activation(name: object) -> str:
     """Maps Hugging Face's name of an activation function to ours."""
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise ValueError(
-            f"activation {shown(name)} is not supported; specjax has {', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[name]
+    return _ACTIVATIONS[one_of(_ACTIVATIONS).of("activation", name)]
 
 
 def activation_name(ours: str) -> str:
@@ -211,12 +170,7 @@ def read_windows(config: Config, layer_types: list[str]) -> tuple[int | None, ..
     The result is () if no layer slides.  `layer_types` is the default of the field of that name.
     """
     types = config.get("layer_types") or layer_types
-    unknown = set(types) - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise ValueError(
-            f"layer_types has {shown(sorted(unknown))}, which is not supported; "
-            "specjax has full and sliding"
-        )
+    list_of(_ATTENTION).of("layer_types", types)
     if "sliding_attention" not in types:
         return ()
     check_sizes(config, "sliding_window")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from specjax._internal.checks import shown
+from specjax._internal.fields import LIST, OBJECT, Kind, check, one_of
 from specjax.models.config import MOST, TransformerConfig
 from specjax.models.families.family import Config
 from specjax.models.families.fields import check_fields, flag, given, number
@@ -13,6 +13,12 @@ from specjax.models.rope import Rope
 
 _FAR = 1e15  # far beyond the bases and factors of ropes that are in use
 _ORIGINAL = "original_max_position_embeddings"
+_ROPES = one_of(("default", "linear", "dynamic", "llama3", "yarn", "longrope"))
+_UNREAD: dict[str, Kind] = dict.fromkeys(
+    ("mscale", "mscale_all_dim"),
+    Kind("missing, since specjax reads attention_factor instead", lambda value: value is None),
+)
+"""Fields of a yarn rope that specjax does not support."""
 
 
 def read_rope(config: Config, theta: float = 10000.0, fraction: float = 1.0) -> Rope:
@@ -40,8 +46,7 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
       ValueError: a kind that is not implemented, or a number out of its range.
       KeyError: a field is missing.
     """
-    if not isinstance(params, dict):
-        raise ValueError(f"rope_parameters holds {shown(params)}; it must be an object")
+    OBJECT.of("rope_parameters", params)
     params = {name: value for name, value in params.items() if value is not None}
     kind = params.get("rope_type", params.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # an early name
@@ -52,11 +57,7 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
         return Rope(theta, fraction=fraction)
     if kind == "linear":
         return Rope(theta, kind, fraction, factor=number(params, "factor", least=1.0, most=_FAR))
-    if kind not in ("llama3", "yarn", "longrope"):
-        raise ValueError(
-            f"rope type {shown(kind)} is not supported; "
-            "specjax reads default, linear, dynamic, llama3, yarn and longrope"
-        )
+    _ROPES.of("rope_type", kind)
     most = config.get("max_position_embeddings")
     original = _original(params, config) or (most if kind == "yarn" else None)
     if original is None:
@@ -77,8 +78,7 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
         number(params, "attention_factor", most=1e3) if "attention_factor" in params else None
     )
     if kind == "yarn":
-        if params.get("mscale") or params.get("mscale_all_dim"):
-            raise ValueError("mscale of a yarn rope is not supported; specjax has attention_factor")
+        check({name: params.get(name) or None for name in _UNREAD}, _UNREAD)
         factor = number(params, "factor", least=1.0, most=_FAR)
         return Rope(
             theta,
@@ -92,10 +92,10 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
             truncate=flag(params, "truncate", True),
         )
     factor = number(params, "factor", None if most is None else most / original, most=_FAR)
-    short = params["short_factor"]
-    if not isinstance(short, list):
-        raise ValueError(f"short_factor is {shown(short)}; it must be a list of numbers")
-    factors = tuple(number({"short_factor": x}, "short_factor", most=_FAR) for x in short)
+    factors = tuple(
+        number({"short_factor": factor}, "short_factor", most=_FAR)
+        for factor in LIST.read(params, "short_factor")
+    )
     if amplitude is None:
         amplitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return Rope(

@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
 from specjax.proposers.shapes import Shape
 from specjax.types import ABSENT, Block, Proposal
@@ -34,23 +35,27 @@ class FirstOf(Proposer):
                     f"FirstOf takes two proposers, and one part is a {type(part).__name__}; if "
                     "a part has weights, pass specjax.first_of(first, second) as drafter="
                 )
-        if self.first.max_depth != self.second.max_depth:
-            raise ValueError(
-                f"the first proposer drafts {self.first.max_depth} deep and the second "
-                f"{self.second.max_depth}; give both the same depth "
-                "(num_drafts, or the number of levels)"
-            )
         parts = (self.first, self.second)
-        for part in parts:
-            if part.shares_cache:
-                raise ValueError(
-                    f"{_called(part)} drafts in the target's cache and can only be used alone"
+        settle(
+            (
+                self.first.max_depth != self.second.max_depth,
+                f"the first proposer drafts {self.first.max_depth} deep and the second "
+                f"{self.second.max_depth}; give both the same depth (num_drafts, or the number of "
+                "levels)",
+            ),
+            *(
+                (
+                    part.shares_cache,
+                    f"{_called(part)} drafts in the target's cache and can only be used alone",
                 )
-        if self.first.taps and self.second.taps and self.first.taps != self.second.taps:
-            raise ValueError(
+                for part in parts
+            ),
+            (
+                self.first.taps and self.second.taps and self.first.taps != self.second.taps,
                 f"the proposers read the layers {self.first.taps} and {self.second.taps} of the "
-                "target; give both the same taps"
-            )
+                "target; give both the same taps",
+            ),
+        )
         self.declare(
             num_nodes=max(part.num_nodes for part in parts),
             max_depth=self.first.max_depth,

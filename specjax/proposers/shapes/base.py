@@ -6,6 +6,7 @@ import dataclasses
 
 from jax import Array
 
+from specjax._internal.checks import typed
 from specjax.contract import Arrays, BlockSource, Loaded, Lookahead, Proposer, Source
 from specjax.types import Block
 
@@ -50,11 +51,8 @@ class Shape(_OverSource):
     _lookahead: Lookahead = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, Source):
-            raise ValueError(
-                f"source is a {type(self.source).__name__}; pass a source, such as "
-                "DraftSource(draft.model, target.model.vocab_size)"
-            )
+        such = "a source, such as DraftSource(draft.model, target.model.vocab_size)"
+        typed(such, Source, source=self.source)
 
     def arrange(self, num_nodes: int, max_depth: int, staged: int) -> None:
         """Declares the sizes of the proposals, and the attributes that follow from the source.

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from specjax import sampling
+from specjax._internal.checks import within
 from specjax.contract import Arrays, Context
 from specjax.proposers.shapes.base import BlockShape
 from specjax.proposers.shapes.choice_tree import check_block_source
@@ -55,14 +56,8 @@ class BestFirst(BlockShape):
     def __post_init__(self) -> None:
         check_block_source(self.source)
         size = self.source.vocab_size
-        if not 1 <= self.width <= size:
-            raise ValueError(
-                f"width={self.width}; it must lie in [1, {size}], the size of the vocabulary"
-            )
-        if self.num_nodes < 2:
-            raise ValueError(
-                f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 2"
-            )
+        within("width", self.width, 1, size, ", the size of the vocabulary")
+        within("num_nodes", self.num_nodes, 2, note=", since it counts the root too")
         depth = min(self.source.depth, self.num_nodes - 1)
         self.declare(max_depth=depth, taps=self.source.taps, estimates=True)
         most = 1 + sum(kept for _, kept in self._levels)

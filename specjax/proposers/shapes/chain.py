@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling, tree
-from specjax._internal.checks import counts, number, shown
+from specjax._internal.checks import counts, number, shown, within
 from specjax._internal.prefix_sums import leading
 from specjax.contract import Arrays, Context
 from specjax.proposers.shapes.base import Shape
@@ -20,8 +20,7 @@ from specjax.types import ABSENT, Proposal
 def check_num_drafts(num_drafts: int) -> None:
     """Raises ValueError unless `num_drafts` is a whole number of at least 1."""
     counts(num_drafts=num_drafts)
-    if num_drafts < 1:
-        raise ValueError(f"num_drafts={num_drafts}; it must be at least 1")
+    within("num_drafts", num_drafts, 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from specjax import sampling, tree
+from specjax._internal.checks import typed
 from specjax.contract import Arrays, BlockSource, Context
 from specjax.proposers.shapes.base import BlockShape
 from specjax.proposers.shapes.choices import Choices
@@ -141,7 +142,4 @@ class ChoiceTree(BlockShape):
 
 def check_block_source(source: object) -> None:
     """Raises ValueError unless `source` is a block source."""
-    if not isinstance(source, BlockSource):
-        raise ValueError(
-            f"source is a {type(source).__name__}; pass a block source, such as MedusaSource(heads)"
-        )
+    typed("a block source, such as MedusaSource(heads)", BlockSource, source=source)

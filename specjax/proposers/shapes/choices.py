@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specjax import tree
+from specjax._internal.checks import within
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree of fixed shape: for each node except the root the ranks on its path, such as (0, 1) for
@@ -57,8 +58,7 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
             f"stats of shape {list(ranks.shape)} and type {ranks.dtype}; pass ranks [M, D], "
             "whole numbers from 0, as measure_ranks returns"
         )
-    if num_nodes < 2:
-        raise ValueError(f"num_nodes={num_nodes}; it counts the root too, so it must be at least 2")
+    within("num_nodes", num_nodes, 2, note=", since it counts the root too")
     hits: collections.Counter[tuple[int, ...]] = collections.Counter()
     widths: collections.Counter[tuple[int, ...]] = collections.Counter()
     for text in map(tuple, ranks.tolist()):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling, tree
-from specjax._internal.checks import counts
+from specjax._internal.checks import counts, within
 from specjax.contract import Arrays, Context
 from specjax.proposers.shapes.base import Shape
 from specjax.types import ABSENT, Proposal
@@ -43,19 +43,15 @@ class DynamicTree(Shape):
     def __post_init__(self) -> None:
         super().__post_init__()
         counts(depth=self.depth, width=self.width, num_nodes=self.num_nodes)
-        if self.depth < 1:
-            raise ValueError(f"depth={self.depth}; it must be at least 1")
+        within("depth", self.depth, 1)
         size = self.source.vocab_size
-        if not 1 <= self.width <= size:
-            raise ValueError(
-                f"width={self.width}; it must lie in [1, {size}], the size of the vocabulary"
-            )
+        within("width", self.width, 1, size, ", the size of the vocabulary")
         candidates = 1 + self.width + (self.depth - 1) * self.width**2
-        if not 2 <= self.num_nodes <= candidates:
-            raise ValueError(
-                f"num_nodes={self.num_nodes}; depth={self.depth} and width={self.width} make "
-                f"{candidates} candidates, the root included, so it must lie in [2, {candidates}]"
-            )
+        made = (
+            f", since depth={self.depth} and width={self.width} make {candidates} candidates, the "
+            "root included"
+        )
+        within("num_nodes", self.num_nodes, 2, candidates, made)
         # All expanded nodes are staged, even those that are not proposed in the end.
         self.arrange(
             self.num_nodes, self.depth, max(1 + (self.depth - 1) * self.width, self.num_nodes)

@@ -1,9 +1,16 @@
 """Drafters that read hidden states of their target, as `train.drafter` trains them."""
 
-from specjax.training.drafters.anchors import draw_anchors
-from specjax.training.drafters.kinds import KINDS, default_taps, plan
-from specjax.training.drafters.learner import Drafts, Guess, Learner, Lesson
-from specjax.training.drafters.vocabulary import draft_vocabulary, mask_token, token_counts
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.training.drafters.anchors import draw_anchors
+    from specjax.training.drafters.kinds import KINDS, default_taps, plan
+    from specjax.training.drafters.learner import Drafts, Guess, Learner, Lesson
+    from specjax.training.drafters.vocabulary import draft_vocabulary, mask_token, token_counts
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "KINDS",

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import dataclasses
 
 from specjax.models import TransformerConfig
+from specjax.options.fields import Options, option
 
 
-class Sizes(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Sizes(Options):
     """The options of a drafter's network."""
 
-    @property
-    def num_drafts(self) -> int: ...
+    group = "drafter"
 
-    @property
-    def num_layers(self) -> int | None: ...
-
-    @property
-    def mlp_size(self) -> int | None: ...
-
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-
-    @property
-    def own_head(self) -> bool | None: ...
-
-    @property
-    def draft_vocab_size(self) -> int: ...
-
-    @property
-    def markov_rank(self) -> int: ...
-
-    @property
-    def markov_head(self) -> str: ...
-
-    @property
-    def confidence(self) -> bool: ...
+    num_drafts: int = option(7, "depth of the drafts that are learned")
+    num_layers: int | None = option(
+        None, "layers; by default 1 for eagle3 and 2 for the other kinds"
+    )
+    mlp_size: int | None = option(None, "hidden size of the MLP; by default the target's")
+    taps: tuple[int, ...] = option(
+        (),
+        "layers of the target whose outputs are read: 0 is the embedding, and i the output of "
+        "layer i; by default three (eagle3, peagle) or five, from low to high",
+    )
+    own_head: bool | None = option(
+        None,
+        "train an output matrix of the drafter's own instead of using the target's; by default for "
+        "eagle3 and peagle only",
+    )
+    draft_vocab_size: int = option(
+        0, "know only so many tokens, the most frequent ones of --data; 0: all of the target's"
+    )
+    markov_rank: int = option(256, "rank of the Markov head of dspark; 0: none")
+    markov_head: str = option("vanilla", "kind of that head", choices=("vanilla", "gated", "rnn"))
+    confidence: bool = option(True, "dspark also learns to estimate its acceptance")
 
 
 def units_of(options: Sizes, target: TransformerConfig) -> int:

@@ -17,11 +17,11 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from specjax.files import read_json
+from specjax.options.fields import flag
 from specjax.parallel import leader
 from specjax.training.jobs.distill_options import AUTO, DistillOptions, annealing
 from specjax.training.loop import fit
 from specjax.training.mesh import together
-from specjax.training.options import flag
 from specjax.training.record import write
 
 if TYPE_CHECKING:

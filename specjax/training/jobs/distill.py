@@ -27,6 +27,7 @@ from specjax.decoding import Decoder
 from specjax.files import TOKENIZER
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel, LinenModel, head_matrix
+from specjax.options.command import parse, run
 from specjax.parallel import row_parts, to_host
 from specjax.proposers import NoProposer
 from specjax.rules import Match
@@ -35,8 +36,6 @@ from specjax.training import accepted, dataset, online
 from specjax.training.corpus import Tokens, starts_of_documents
 from specjax.training.dataset import initial_hash, model_hashes
 from specjax.training.divergences import DIVERGENCES, blend
-from specjax.training.early_exit import exit_of
-from specjax.training.jobs.calibration import calibrated
 from specjax.training.jobs.distill_options import (
     ACCEPTED_LENGTH,
     AUTO,
@@ -61,7 +60,6 @@ from specjax.training.material import gather, held_out_prompts, learned, mixed, 
 from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.mixture import Mixture
-from specjax.training.options import parse, run
 from specjax.training.ordering import Rows
 from specjax.training.record import named
 from specjax.training.recorded import CANDIDATES, Recorded
@@ -430,7 +428,9 @@ def taught(
       ValueError: the recording is damaged or not complete, another target made it, or it was made
         for other options.
     """
-    teacher = open_teacher(options, options, dtype=options.dtype, settings=options.settings)
+    teacher = open_teacher(
+        options, options.isolate_documents, dtype=options.dtype, settings=options.settings
+    )
     request = teacher.request
     if options.top > request.top:
         raise ValueError(
@@ -458,6 +458,8 @@ def distill(options: DistillOptions) -> None:
     if options.loss == AUTO:
         if options.show_mask:
             raise ValueError("--show-mask shows the batches of one loss: name it, not --loss auto")
+        from specjax.training.jobs.calibration import calibrated
+
         job = calibrated(job)
     if job.options.anneal_steps:
         print(
@@ -517,6 +519,8 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
     draft = make_model(options, target.model.vocab_size, target.model.max_positions)
     trained = None
     if options.early_exit is not None:
+        from specjax.training.early_exit import exit_of
+
         draft, trained = exit_of(draft, target, options.early_exit)
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)

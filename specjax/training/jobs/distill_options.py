@@ -7,12 +7,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import ClassVar
 
+from specjax.options.fields import at_least, option, within
 from specjax.sampling import Sampling
 from specjax.training.checkpoints import saved_steps
 from specjax.training.divergences import DIVERGENCES
-from specjax.training.loop import LoopOptions
 from specjax.training.mixture import WeightOptions
-from specjax.training.options import at_least, option, within
 from specjax.training.record import RUN, read_run
 from specjax.training.recordings import TaughtOptions
 from specjax.training.student import SIZES, ModelOptions, Start
@@ -25,8 +24,17 @@ _FLAT = ("total-variation", ACCEPTED_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillOptions(LoopOptions, ModelOptions, TaughtOptions, WeightOptions, ServedOptions):
+class DistillOptions(ModelOptions, TaughtOptions, WeightOptions, ServedOptions):
     """The target, the data, the draft's sizes, and the loop."""
+
+    group = "distillation"
+    common = (
+        "target", "dtype", "data", "teacher", "hidden_size", "num_layers", "num_heads",
+        "initial", "like", "mesh", "steps", "batch_size", "learning_rate", "optimizer",
+        "out", "sequence_length", "seed", "eval_every", "save_every", "curves", "loss",
+        "num_drafts", "temperature", "top_k", "top_p", "sampled_fraction",
+        "draft_fraction", "online", "sampled_sequences", "eval_prompts",
+    )  # fmt: skip
 
     loss: str = option(
         "forward-kl",

@@ -31,6 +31,7 @@ from specjax.decoding import Decoder
 from specjax.drafters import load_drafter, save_drafter
 from specjax.methods import PublishedDrafter, SharedParams, own_shardings, sizes_of
 from specjax.models import LanguageModel, head_matrix
+from specjax.options.command import parse, run
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
@@ -58,7 +59,6 @@ from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.objectives import OBJECTIVES, binary_cross_entropy, mean_of, per_row
 from specjax.training.online import begin, roll_out, row_keys
-from specjax.training.options import parse, run
 from specjax.training.ordering import Row, Rows
 from specjax.training.record import named
 from specjax.training.recorded import STATES, Recorded
@@ -500,7 +500,7 @@ def _beside_target(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
 
 def _recorded(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
     """Returns a job that learns from a recording."""
-    teacher = open_teacher(options, options, (STATES,), options.dtype)
+    teacher = open_teacher(options, options.isolate_documents, (STATES,), options.dtype)
     share = share_of_answers(options.sampled_fraction, teacher)
     options = dataclasses.replace(options, sampled_fraction=share)
     target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))

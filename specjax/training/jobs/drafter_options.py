@@ -5,18 +5,27 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from specjax.options.fields import REQUIRED, at_least, option, within
 from specjax.training.drafters import KINDS
-from specjax.training.loop import LoopOptions
+from specjax.training.drafters.sizes import Sizes
 from specjax.training.mixture import WeightOptions
 from specjax.training.objectives import OBJECTIVES
-from specjax.training.options import REQUIRED, at_least, option, within
 from specjax.training.recordings import TaughtOptions
 from specjax.training.targets import ServedOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterOptions(LoopOptions, TaughtOptions, WeightOptions, ServedOptions):
+class DrafterOptions(Sizes, TaughtOptions, WeightOptions, ServedOptions):
     """The target, the data, the drafter's network, and the loop."""
+
+    group = "drafter"
+    common = (
+        "target", "dtype", "data", "teacher", "mesh", "steps", "batch_size",
+        "learning_rate", "optimizer", "out", "sequence_length", "seed", "eval_every",
+        "save_every", "curves", "kind", "num_drafts", "num_layers", "taps",
+        "draft_vocab_size", "initial", "loss", "anchors", "sampled_fraction",
+        "sampled_sequences", "online", "layout", "eval_prompts",
+    )  # fmt: skip
 
     kind: str = option(REQUIRED, "kind of drafter", choices=tuple(KINDS))
     dtype: str | None = option(
@@ -24,32 +33,11 @@ class DrafterOptions(LoopOptions, TaughtOptions, WeightOptions, ServedOptions):
         "type of the target's weights; by default float32 on a CPU, else bfloat16",
         choices=("float32", "bfloat16"),  # it shares matrices with the drafter
     )
-    num_drafts: int = option(7, "depth of the drafts that are learned")
-    num_layers: int | None = option(
-        None, "layers; by default 1 for eagle3 and 2 for the other kinds"
-    )
-    mlp_size: int | None = option(None, "hidden size of the MLP; by default the target's")
-    taps: tuple[int, ...] = option(
-        (),
-        "layers of the target whose outputs are read: 0 is the embedding, and i the output of "
-        "layer i; by default three (eagle3, peagle) or five, from low to high",
-    )
-    own_head: bool | None = option(
-        None,
-        "train an output matrix of the drafter's own instead of using the target's; by default for "
-        "eagle3 and peagle only",
-    )
-    draft_vocab_size: int = option(
-        0, "know only so many tokens, the most frequent ones of --data; 0: all of the target's"
-    )
     mask_token: int | None = option(
         None,
         "id that stands for a token that is not there yet; by default the target's padding or mask "
         "token, or else its EOS token",
     )
-    markov_rank: int = option(256, "rank of the Markov head of dspark; 0: none")
-    markov_head: str = option("vanilla", "kind of that head", choices=("vanilla", "gated", "rnn"))
-    confidence: bool = option(True, "dspark also learns to estimate its acceptance")
     initial: str | None = option(
         None, "folder of a drafter of this kind and shape to start from; default: random"
     )

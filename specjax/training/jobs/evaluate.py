@@ -24,11 +24,12 @@ from numpy.typing import ArrayLike
 from specjax.generation import encode_file
 from specjax.measure import interval
 from specjax.models import LanguageModel
+from specjax.options.command import parse, run
+from specjax.options.fields import REQUIRED, at_least, option
 from specjax.parallel import leader
 from specjax.training.curves import pyplot
 from specjax.training.dataset import model_hashes
 from specjax.training.measure import Measured, measure
-from specjax.training.options import REQUIRED, at_least, option, parse, run
 from specjax.training.record import versions
 from specjax.training.speculation import SpeculationOptions, load_speculation
 
@@ -36,6 +37,8 @@ from specjax.training.speculation import SpeculationOptions, load_speculation
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(SpeculationOptions):
     """The models, the prompts, and the output files."""
+
+    group = "measurement"
 
     prompts: str = option(REQUIRED, 'JSON lines, {"prompt": "..."} or {"messages": [...]}')
     limit_prompts: int = option(0, "use only this many first prompts; 0: all")

@@ -20,10 +20,11 @@ import safetensors
 from specjax.files import SINGLE, find_folder, load, save, weight_files
 from specjax.methods import MedusaAdapter, MedusaHeads
 from specjax.models import LanguageModel, head_matrix
+from specjax.options.command import parse, run
+from specjax.options.fields import REQUIRED, Options, option
 from specjax.text import vocabulary_digest
 from specjax.training.formats import FORMATS, Heads
 from specjax.training.heads import read_heads, write_heads
-from specjax.training.options import REQUIRED, Options, option, parse, run
 from specjax.training.record import versions
 
 _DRAFT, _MARK = "hf", "export.json"
@@ -33,6 +34,8 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(Options):
     """The input, the output, and their formats."""
+
+    group = "export"
 
     model: str = option(REQUIRED, "folder of a draft, or of Medusa heads")
     format: str = option(REQUIRED, "output format", choices=(_DRAFT, *FORMATS))

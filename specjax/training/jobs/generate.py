@@ -13,13 +13,14 @@ import pathlib
 
 from specjax.generation import encode_file
 from specjax.models import LanguageModel
+from specjax.options.command import parse, run
+from specjax.options.fields import at_least, option
 from specjax.parallel import leader
 from specjax.rules import RULES
 from specjax.training import dataset
 from specjax.training.corpus import TextOptions
 from specjax.training.dataset import Request, model_hashes
 from specjax.training.lock import alone
-from specjax.training.options import at_least, option, parse, run
 from specjax.training.record import versions, write
 from specjax.training.speculation import SpeculationOptions, load_speculation
 from specjax.training.targets import dtype_of
@@ -29,6 +30,8 @@ from specjax.training.tokenising import prepare
 @dataclasses.dataclass(frozen=True)
 class GenerateOptions(SpeculationOptions, TextOptions):
     """The models, the prompts, and the output folder."""
+
+    group = "dataset"
 
     prompts: str | None = option(
         None, 'JSON lines, {"prompt": "..."} or {"messages": [...]}, to answer once each'

@@ -41,6 +41,8 @@ from specjax.methods import (
     save_medusa,
 )
 from specjax.models import LanguageModel, LinenModel, attend, from_function, head_matrix
+from specjax.options.command import parse, run
+from specjax.options.fields import matching
 from specjax.parallel import (
     TRAINING_RULES,
     constrain_like,
@@ -64,7 +66,6 @@ from specjax.training.losses import Teacher, against, chunked, cross_entropy, wi
 from specjax.training.material import Material, gather, held_out_prompts, learned, mixed, rows_of
 from specjax.training.measure import measure_tau, pad
 from specjax.training.mesh import lay_batch, mesh_of_run
-from specjax.training.options import matching, parse, run
 from specjax.training.ordering import Rows
 from specjax.training.precision import mixed_dot_general
 from specjax.training.record import named
@@ -478,7 +479,7 @@ def _beside_target(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
 
 def _recorded(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
     """Returns a job that learns from a recording."""
-    teacher = open_teacher(options, options, (STATES,))
+    teacher = open_teacher(options, options.isolate_documents, (STATES,))
     target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))
     inputs = {**teacher.request.hashes, "teacher": teacher.hash}
     material = Material(None, None, teacher.held_out_rows(), inputs)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from specjax.training.loop import LoopOptions
+from specjax.options.fields import above, at_least, option, within
 from specjax.training.mixture import WeightOptions
-from specjax.training.options import above, at_least, option, within
 from specjax.training.recordings import TaughtOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaOptions(LoopOptions, TaughtOptions, WeightOptions):
+class MedusaOptions(TaughtOptions, WeightOptions):
     """The target, the data, the shape of the heads, and the loop."""
+
+    group = "heads"
+    common = (
+        "target", "data", "teacher", "mesh", "steps", "batch_size", "learning_rate",
+        "optimizer", "out", "sequence_length", "seed", "eval_every", "save_every",
+        "curves", "num_heads", "num_layers", "own_heads", "initial", "lora_rank",
+        "self_distil", "tree_nodes", "eval_prompts",
+    )  # fmt: skip
 
     num_heads: int = option(4, "heads")
     num_layers: int = option(1, "residual blocks per head")

@@ -18,14 +18,15 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays
 from specjax.files import find_folder, read_config, read_outline
 from specjax.models import LinenModel, head_matrix
+from specjax.options.command import parse, run
+from specjax.options.fields import at_least, option
 from specjax.training.corpus import TextOptions, Tokens, end_of_text, starts_of_documents
 from specjax.training.dataset import initial_hash
 from specjax.training.lock import alone
-from specjax.training.loop import LoopOptions, fit
+from specjax.training.loop import fit
 from specjax.training.losses import chunked, cross_entropy, with_cap
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.mixture import Mixture, WeightOptions
-from specjax.training.options import at_least, option, parse, run
 from specjax.training.ordering import Rows
 from specjax.training.record import named
 from specjax.training.student import (
@@ -40,8 +41,16 @@ from specjax.training.tokenising import prepare_all
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions):
+class PretrainOptions(ModelOptions, TextOptions, WeightOptions):
     """The data, the model's sizes, and the loop."""
+
+    group = "pretraining"
+    common = (
+        "data", "weights", "hidden_size", "mlp_size", "num_layers", "num_heads",
+        "num_kv_heads", "initial", "like", "mesh", "steps", "batch_size",
+        "learning_rate", "optimizer", "out", "sequence_length", "seed", "eval_every",
+        "save_every", "curves", "tokenizer", "vocab_size",
+    )  # fmt: skip
 
     tokenizer: str | None = option(
         None,

@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterator
 
 from specjax.generation import read_lines
+from specjax.options.command import parse, run
+from specjax.options.fields import REQUIRED, at_least, option
 from specjax.training.corpus import TextOptions, held_out_texts, read_documents, too_few
-from specjax.training.options import REQUIRED, at_least, option, parse, run
 
 _HEADER = re.compile(r"^[ \t]*def .*:\n", re.MULTILINE)
 
@@ -23,6 +24,8 @@ _HEADER = re.compile(r"^[ \t]*def .*:\n", re.MULTILINE)
 @dataclasses.dataclass(frozen=True)
 class PromptOptions(TextOptions):
     """The options of `train.prompts`."""
+
+    group = "prompt"
 
     out: str = option(REQUIRED, "output file of JSON lines with `source` and `prompt`")
     characters: int = option(

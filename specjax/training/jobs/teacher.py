@@ -22,17 +22,19 @@ from jax import Array
 from specjax.contract import Arrays
 from specjax.files import TOKENIZER
 from specjax.models import LinenModel, head_matrix
+from specjax.options.command import parse, run
+from specjax.options.fields import at_least, option
 from specjax.parallel import row_parts, to_host
 from specjax.sampling import Sampling
 from specjax.training import recorded, tables
 from specjax.training.corpus import TextOptions, starts_of_documents
 from specjax.training.drafters import KINDS, default_taps
 from specjax.training.lock import alone
+from specjax.training.loop_options import MeshOptions
 from specjax.training.losses import Teacher, log_target, mapped
 from specjax.training.material import Material, gather
-from specjax.training.mesh import MeshOptions, lay_batch, mesh_of_sizes, mesh_sizes
+from specjax.training.mesh import lay_batch, mesh_of_sizes, mesh_sizes
 from specjax.training.mixture import WeightOptions
-from specjax.training.options import at_least, option, parse, run
 from specjax.training.ordering import Rows
 from specjax.training.recorded import Request
 from specjax.training.student import read_layers
@@ -48,6 +50,8 @@ _MOST = 256 * 10**6
 @dataclasses.dataclass(frozen=True)
 class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
     """The target, the data, and the recorded arrays."""
+
+    group = "recording"
 
     out: str = option("runs/teacher", "folder of the recording")
     top: int | None = option(

@@ -1,0 +1,276 @@
+"""The options that name models, and the functions that read these models and make proposers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh
+
+import specjax
+from specjax.drafters import adaptive, arrange, as_chain, drafter_by_name
+from specjax.generation import Options as Keywords
+from specjax.options.fields import Options, option
+from specjax.options.speculation import (
+    DRAFTED,
+    DRAFTERS,
+    Value,
+    check_numbers,
+    given,
+    numbers_of,
+    reads,
+)
+from specjax.options.waiting import progress
+from specjax.parallel import RULES, Indivisible, Rules, make_mesh, parse_mesh
+
+Sizes = Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The sizes of the meshes of the target and of the draft; None: one device, and the target's.
+
+    With `whole_draft` the layers of the draft are not sharded.
+    """
+
+    sizes: Sizes | None = None
+    draft_sizes: Sizes | None = None
+    whole_draft: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceOptions(Options):
+    """The mesh of a command."""
+
+    group = "device"
+
+    mesh: str | None = option(
+        None,
+        "device mesh: rows are sharded over N and each layer over M, on the first N x M devices; "
+        "default: one device",
+        metavar="data=N,model=M",
+    )
+    whole_draft: bool = option(False, "with --mesh: do not shard the draft's layers")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.devices()
+
+    def devices(self) -> Devices:
+        """Returns what the options say, or raises ValueError for a mesh that cannot be read."""
+        return Devices(self.sizes("mesh", self.mesh), None, self.whole_draft)
+
+    @staticmethod
+    def sizes(name: str, mesh: str | None) -> Sizes | None:
+        """Returns the sizes of a mesh that is written as an option."""
+        try:
+            return None if mesh is None else parse_mesh(mesh)
+        except ValueError as error:
+            raise ValueError(f"--{name} {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions(Options):
+    """The models of a command."""
+
+    group = "model"
+
+    target: str | None = option(
+        None, "folder of the target, or org/name on the Hub; default: the shipped target"
+    )
+    draft: str | None = option(
+        None,
+        "folder of the draft, or org/name on the Hub; default: the shipped draft, with the shipped "
+        "target",
+    )
+    drafter: str | None = option(
+        None,
+        "folder of a drafter that was trained for the target (Medusa, EAGLE-3, DFlash, ...), of a "
+        "datastore, or org/name on the Hub; default: the shipped one, with the shipped target",
+        names=("--adapter",),
+    )
+    dtype: str | None = option(
+        None, "float32, bfloat16 or float16; default: float32 on a CPU, else bfloat16"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The models of a command, in memory."""
+
+    target: specjax.LanguageModel
+    draft: specjax.LanguageModel | None = None
+    drafter: str | pathlib.Path | None = None  # the folder of a drafter
+    of_auto: str | None = None  # `auto` takes a drafter that the user names, and not a shipped one
+
+
+def choose(options: ModelOptions, rule: str | None = None, draft_mesh: bool = False) -> str:
+    """Returns the kind of proposer: `--proposer`, or a default that fits the folders.
+
+    With a rule under which no text depends on the drafts the default is "auto", unless numbers of
+    a proposer were given.  None is for jobs that measure drafts.
+    """
+    proposer = getattr(options, "proposer", None)
+    if proposer is not None:
+        return proposer
+    if options.drafter is not None:
+        return "drafter"
+    if draft_mesh:
+        return "draft"
+    if rule is not None and specjax.RULES[rule].fixes_text() and not given(options):
+        return "auto"
+    return "draft" if options.draft is not None or options.target is None else "ngram"
+
+
+def load_models(
+    options: ModelOptions,
+    kinds: Sequence[str],
+    rules: Sequence[str] = (),
+    devices: Devices = Devices(),
+    lora: str | None = None,
+) -> Models:
+    """Loads the target, and the draft if one of these kinds of proposers needs one.
+
+    If there is no `--target`, the missing folders are the shipped ones.
+
+    Raises:
+      ValueError, FileNotFoundError: folders or options do not fit the proposers and rules; raised
+        before anything is read.
+    """
+    check_numbers(options, kinds, rules)
+    drafted = [kind for kind in kinds if kind in DRAFTED]
+    own_weights = [kind for kind in kinds if kind in DRAFTERS]
+    own = any(":" in kind for kind in kinds)
+    folder, draft, drafter = options.target, options.draft, options.drafter
+    if folder is None:
+        folder = specjax.shipped("pycode/target")
+        if drafted and draft is None:
+            draft = specjax.shipped("pycode/draft")
+        if own_weights and drafter is None:
+            name = DRAFTERS[own_weights[0]]
+            drafter = None if name is None else specjax.shipped(f"pycode/{name}")
+    asked = ", ".join(kinds)
+    if drafted and draft is None:
+        raise ValueError(
+            f"--proposer {drafted[0]} needs --draft with the folder of a smaller model; "
+            "or use --proposer ngram"
+        )
+    if not (drafted or own or "auto" in kinds) and draft is not None:
+        raise ValueError(f"--draft is not used by --proposer {asked}; leave one of them out")
+    if "auto" in kinds and not (drafted or own_weights) and draft and drafter:
+        raise ValueError("--proposer auto takes --draft or --drafter; leave one of them out")
+    if own_weights and drafter is None:
+        made = "trained for this target (specjax train drafter, or medusa)"
+        if own_weights[0] == "datastore":
+            made = "built for this target (specjax datastore build)"
+        raise ValueError(
+            f"--proposer {own_weights[0]} needs --drafter with a folder that was {made}"
+        )
+    if not (own_weights or "auto" in kinds) and drafter is not None:
+        raise ValueError(f"--drafter is not used by --proposer {asked}; leave one of them out")
+    sizes, own_sizes = devices.sizes, devices.draft_sizes
+    if devices.whole_draft and (not sizes or draft is None):
+        raise ValueError("--whole-draft is used with --mesh and a draft; leave it out, or add them")
+    if own_sizes and draft is None:
+        raise ValueError("--draft-mesh is used with a draft model: pass --proposer draft")
+    mesh, draft_mesh = meshes(sizes or (own_sizes and {"data": 1, "model": 1}), own_sizes)
+    split = {} if devices.whole_draft else RULES
+    in_int8 = options.dtype == "int8"  # jobs of training have it
+    dtype = None if in_int8 else options.dtype
+    with progress("loading"):
+        target = specjax.load(folder, dtype, mesh=mesh, lora=lora)
+        target = specjax.quantise(target) if in_int8 else target
+        model = None if draft is None else _draft(draft, dtype, draft_mesh or mesh, split)
+    return Models(target, model, drafter, options.drafter)
+
+
+def meshes(
+    sizes: Mapping[str, int] | None, own: Mapping[str, int] | None
+) -> tuple[Mesh | None, Mesh | None]:
+    """Returns the meshes of `--mesh` and `--draft-mesh`, on the first devices and the next ones.
+
+    Raises:
+      ValueError: there are too few devices, or a process would have none.
+    """
+    if sizes is None:
+        return None, None
+    devices, first = jax.devices(), math.prod(sizes.values())
+    if "model" not in sizes and own is None:
+        first = max(len(devices) // first, 1) * first
+    second = math.prod(own.values()) if own else 0
+    if own and first + second > len(devices) > 1:
+        raise ValueError(
+            f"--mesh takes {first} devices and --draft-mesh {second} more, and there are "
+            f"{len(devices)}: use fewer, or more processes or devices"
+        )
+    used = devices[: first + second] if first + second <= len(devices) else devices
+    if lost := {d.process_index for d in devices} - {d.process_index for d in used}:
+        raise ValueError(
+            f"the first {len(used)} devices are not in process {min(lost)}: use devices of every "
+            "process, or fewer processes"
+        )
+    mesh = make_mesh(**sizes, devices=used[:first])
+    # A single device is shared, and Overlapped says so.
+    rest = used[first:] if len(devices) > 1 else used
+    return mesh, make_mesh(**{"model": 1, **own}, devices=rest) if own else None
+
+
+def _draft(
+    folder: str | pathlib.Path, dtype: str | None, mesh: Mesh | None, rules: Rules
+) -> specjax.LanguageModel:
+    """Returns the draft, replicated if the mesh does not divide its heads or layers."""
+    try:
+        return specjax.load(folder, dtype, mesh=mesh, rules=rules)
+    except Indivisible as error:
+        print(f"the draft is whole on each device: {error}", file=sys.stderr)
+        return specjax.load(folder, dtype, mesh=mesh, rules={})
+
+
+def make_drafter(kind: str, models: Models, numbers: Mapping[str, Value]) -> specjax.Drafter:
+    """Returns the proposer of this kind, with its weights and the numbers that were given."""
+    target, draft, most = models.target, models.draft, numbers.get("num_drafts")
+    if kind == "datastore":
+        if most == 0:
+            return drafter_by_name("none", target)
+        assert models.drafter is not None  # `load_models` has checked it
+        own = {name: value for name, value in numbers.items() if reads(kind, name)}
+        store = specjax.load_datastore(models.drafter)
+        return store.drafter(target, **cast(dict[str, Any], own))
+    if kind in DRAFTERS:
+        assert models.drafter is not None
+        loaded = specjax.load_drafter(models.drafter, target)
+        shape = (numbers.get(name) for name in ("num_drafts", "num_nodes", "width"))
+        return arrange(loaded, *(cast(int | None, number) for number in shape))
+    if ":" in kind:
+        return drafter_by_name(kind, target, draft)
+    if kind == "auto" and draft is None and models.of_auto is not None:
+        loaded = specjax.load_drafter(models.of_auto, target)
+        if most == 0:
+            return drafter_by_name("none", target)
+        return adaptive(as_chain(loaded, cast(int | None, most)))
+    if kind == "auto" and most is None:
+        return drafter_by_name(kind, target, draft)
+    own = numbers_of(kind, numbers)
+    gamma = own.get("num_drafts")
+    if isinstance(gamma, int) and gamma < 0:
+        raise ValueError(f"num_drafts={gamma}; it must be 0 (plain) or greater")
+    if gamma == 0:
+        return drafter_by_name("none", target)
+    return drafter_by_name(kind, target, draft, dtype=None, **own)
+
+
+def drafting(kind: str, models: Models, numbers: Mapping[str, Value], rule: str) -> Keywords:
+    """Returns the arguments of `generate` for the proposer of this kind.
+
+    `auto` with the folder of a drafter is left to `generate`, which follows a plan.
+    """
+    if kind == "auto" and models.draft is None and models.of_auto is not None:
+        if specjax.RULES[rule].fixes_text() and not numbers:
+            loaded = specjax.load_drafter(models.of_auto, models.target)
+            return {"drafter": loaded, "proposer": "auto"}
+    return {"drafter": make_drafter(kind, models, numbers)}
