@@ -57,8 +57,8 @@ def clear_programs() -> None:
 def structure_of(tree: object) -> Hashable:
     """Returns the structure of a pytree as a key: equal for the same nodes, in the same places.
 
-    `jax.tree.structure` of two dataclasses with the same fields compares as equal in JAX 0.7.2 to
-    0.10.2 although their classes differ, and `jax.jit` then takes one program for both.
+    In JAX 0.10.2 `jax.tree.structure` compares as equal for two dataclasses with the same fields,
+    although their classes differ, and `jax.jit` then takes one program for both.
     """
 
     structure = jax.tree.structure(tree)

@@ -219,7 +219,7 @@ class NumberedRejection(specjax.Rejection):
 
 
 def test_rules_of_two_classes_never_share_a_program():
-    """JAX says that the structures of two dataclasses with the same fields are equal."""
+    """JAX 0.10.2 says that the structures of two dataclasses with the same fields are equal."""
     ngram = specjax.NGram(2)
     one, other = (
         specjax.Decoder(toys.model(), ngram, rule)
