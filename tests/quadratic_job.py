@@ -26,6 +26,7 @@ from specjax.options.command import parse, run
 from specjax.training.loop import LoopOptions, fit
 from specjax.training.loop_options import OptimizerOptions
 from specjax.training.optimizer import make_optimizer
+from specjax.training.ordering import Rows
 
 SIZE = 10
 SETTINGS: dict[str, Any] = {
@@ -41,7 +42,7 @@ SETTINGS: dict[str, Any] = {
 class Stream(Protocol):
     """A text or a mixture of texts, as `Tokens` and `Mixture` are."""
 
-    def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray: ...
+    def rows(self, length: int, seed: int) -> Rows: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Quadratic:
         if self.text is None:
             numbers = np.random.default_rng(step).normal(size=(4, self.size))
         else:
-            numbers = self.text.batch(step, 4, self.size - 1, 0)
+            numbers = self.text.rows(self.size - 1, 0).batch(4)[step]["tokens"]
         return {"y": numbers.astype(np.float32) * (np.nan if step == self.broken else 1)}
 
     def loss(self, params: Any, frozen: Any, batch: Any) -> tuple[Any, dict[str, Any]]:

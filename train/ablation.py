@@ -1,7 +1,7 @@
-"""`python -m train.ablation`: the job that `specjax train ablation` runs, too."""
+"""`python -m train.ablation`: what `specjax train ablation` runs in a checkout, too."""
 
+from experiments.ablation import main
 from specjax.options.command import run
-from specjax.training.jobs.ablation import main
 
 if __name__ == "__main__":
     run(main)

@@ -28,12 +28,16 @@ def lazily(
         part for part in ast.parse(pathlib.Path(file).read_bytes()).body if isinstance(part, ast.If)
     ]
     imports = [part for block in blocks for part in block.body if isinstance(part, ast.ImportFrom)]
-    homes = {alias.name: part.module for part in imports for alias in part.names}
+    homes = {
+        alias.asname or alias.name: (part.module, alias.name)
+        for part in imports
+        for alias in part.names
+    }
 
     def found(name: str) -> Any:
-        module = homes.get(name)
+        module, own = homes.get(name, (None, name))
         if module is not None:
-            value = getattr(importlib.import_module(module), name)
+            value = getattr(importlib.import_module(module), own)
         elif not name.startswith("__") and importlib.util.find_spec(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
         elif moved is not None:

@@ -22,14 +22,23 @@ JOBS = {
 }
 """The help of each job.  Its module has `main(argv)`, and is imported when the job runs."""
 
+EXPERIMENTS = ("ablation",)
+"""The jobs whose modules are in `experiments/`, which a checkout has and the wheel does not."""
+
 
 def main(prog: str, argv: list[str]) -> None:
     name, rest = chosen(prog, "job", JOBS, argv, "Train drafts and heads, and measure.")
+    package = "experiments" if name in EXPERIMENTS else "specjax.training.jobs"
     try:
-        job = importlib.import_module(f"specjax.training.jobs.{name}")
+        job = importlib.import_module(f"{package}.{name}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "specjax":
             raise
+        if error.name.partition(".")[0] == "experiments":
+            raise ImportError(
+                f"{prog} {name} needs a checkout of specjax: clone its repository, "
+                f"and run python -m train.{name} there"
+            ) from None
         raise ImportError(f"{error.name} is not installed: {install('train')}") from None
     # The usage and the error messages of the job begin with this name.
     sys.argv[0] = f"{prog} {name}"

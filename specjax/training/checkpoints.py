@@ -1,6 +1,7 @@
 """The checkpoints of a run, each with the hashes of its files.
 
     state/15/default/...      what Orbax writes
+    state/15/data.json        the state of grain's iterator over the batches
     state/15/metrics.jsonl    the metrics up to this step
     state/15/sha256.json      size and SHA-256 of all files above, written last
 
@@ -19,6 +20,7 @@ import hashlib
 import json
 import pathlib
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +32,7 @@ from specjax.parallel import leader
 from specjax.training.mesh import together
 from specjax.training.record import METRICS, write
 
-_HASHES = "sha256.json"
+_HASHES, _DATA = "sha256.json", "data.json"
 _KEPT = 3
 _NONE = -1
 
@@ -41,6 +43,7 @@ class Checkpoints:
     Attributes:
       step: the step of that checkpoint when the run was begun or resumed; None if there is none.
       metrics: its copy of the metrics; None if there is none.
+      data: its state of the iterator over the batches; None if an earlier version wrote it.
 
     Raises:
       ValueError: there are checkpoints, but none of them is whole.
@@ -54,6 +57,8 @@ class Checkpoints:
         self.step = None if step == _NONE else step
         copy = self._folder / str(step) / METRICS
         self.metrics = copy if copy.exists() else None
+        data = copy.with_name(_DATA)
+        self.data: dict[str, Any] | None = json.loads(data.read_text()) if data.exists() else None
         self._beside = jax.process_count() == 1
         self._manager = ocp.CheckpointManager(
             self._folder,
@@ -79,8 +84,8 @@ class Checkpoints:
                 "delete this folder to go on from an earlier checkpoint, or choose another --out"
             ) from error
 
-    def save(self, step: int, state: Arrays) -> None:
-        """Writes a checkpoint with a copy of the metrics, and its hashes.
+    def save(self, step: int, state: Arrays, data: dict[str, Any] | None = None) -> None:
+        """Writes a checkpoint with the state of the data and a copy of the metrics, and its hashes.
 
         The state may be donated as soon as this returns: Orbax then holds NumPy arrays of it, and
         JAX overwrites no memory of which there is one.
@@ -90,13 +95,15 @@ class Checkpoints:
         """
         self.wait()
         path = self._out / METRICS
-        metrics = path.read_bytes() if leader() and path.exists() else None
+        beside = {_DATA: json.dumps(data).encode()} if data is not None else {}
+        if leader() and path.exists():
+            beside[METRICS] = path.read_bytes()
         last = self.last
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state))
         except Exception as error:  # tensorstore and the operating system raise different types
             raise self._failed(step, last, error) from error
-        finished = self._worker.submit(self._finish, step, metrics)
+        finished = self._worker.submit(self._finish, step, beside)
         self._writing = step, finished
         if not self._beside:
             self.wait()
@@ -113,12 +120,12 @@ class Checkpoints:
             whole = [number for number in saved_steps(self._out) if number != step]
             raise self._failed(step, max(whole, default=None), error) from error
 
-    def _finish(self, step: int, metrics: bytes | None) -> None:
+    def _finish(self, step: int, beside: dict[str, bytes]) -> None:
         self._manager.wait_until_finished()
         if leader():
             folder = self._folder / str(step)
-            if metrics is not None:
-                (folder / METRICS).write_bytes(metrics)
+            for name, content in beside.items():
+                (folder / name).write_bytes(content)
             write(folder / _HASHES, json.dumps({"files": _facts(folder)}, indent=1) + "\n")
 
     def _failed(self, step: int, last: int | None, error: Exception) -> OSError:

@@ -19,6 +19,7 @@ import numpy as np
 import tokenizers
 
 from specjax.options.fields import REQUIRED, Options, at_least, option
+from specjax.training.ordering import Row, Rows, shuffled
 from specjax.training.rows import has_rows, holds_conversations, read_texts
 
 END_OF_TEXT = "<|endoftext|>"
@@ -288,10 +289,6 @@ class Tokens:
         """Hashes of the tokenizer and of the text, by name."""
         return {"tokenizer": digest(self.path.parent / "tokenizer.json"), "text": digest(self.path)}
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019  (one Tokens lives as long as its run)
-    def _order(self, seed: int, epoch: int, windows: int) -> np.ndarray:
-        return np.random.default_rng((seed, epoch)).permutation(windows)
-
     def windows(self, length: int) -> int:
         """Returns the number of rows of this length in an epoch.
 
@@ -311,22 +308,22 @@ class Tokens:
         for first in range(0, len(self.ids), _BLOCK):
             yield np.asarray(self.ids[first : first + _BLOCK])
 
-    def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
-        """Returns the rows of a step in a run whose every step reads `rows` rows."""
-        return self.rows(step * rows, rows, length, seed)
+    def rows(self, length: int, seed: int) -> Rows:
+        """Returns endless rows of `length` + 1 tokens: the inputs and, shifted by one, the labels.
 
-    def rows(self, first: int, count: int, length: int, seed: int) -> np.ndarray:
-        """Returns `count` rows from `first` on of an endless order, [count, length + 1] int32.
-
-        A row holds the inputs and, shifted by one, the labels.  The rows are a function of the
-        arguments, so a resumed run reads the same ones as an uninterrupted run.  Each epoch cuts
-        the stream into windows at another offset.
+        A row is a function of its number, so a resumed run reads the same ones as an uninterrupted
+        run.  Each epoch cuts the stream into windows at another offset, and reads them in another
+        order.
         """
-        windows = self.windows(length)
-        out = np.empty((count, length + 1), np.int32)
-        for row in range(count):
-            epoch, index = divmod(first + row, windows)
-            shift = np.random.default_rng((seed, epoch, 1)).integers(length)
-            start = int(self._order(seed, epoch, windows)[index]) * length + shift
-            out[row] = self.ids[start : start + length + 1]
-        return out
+        drawn, limit = np.zeros(length, np.float32), np.int32(length)
+
+        def window(epoch: int, number: int) -> Row:
+            start = number * length + shift(epoch)
+            tokens = np.asarray(self.ids[start : start + length + 1], np.int32)
+            return {"tokens": tokens, "drawn": drawn, "limit": limit}
+
+        @functools.lru_cache(2)
+        def shift(epoch: int) -> int:
+            return int(np.random.default_rng((seed, epoch, 1)).integers(length))
+
+        return shuffled(self.windows(length), seed, window)

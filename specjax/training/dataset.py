@@ -38,7 +38,7 @@ from specjax.training.corpus import digest
 from specjax.training.measure import pad, width_for
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
-from specjax.training.shards import check_request, read_shard, save_shard
+from specjax.training.shards import check_request, read_if_whole, read_shard, save_shard
 from specjax.types import DecodeState, Params
 
 Carry = tuple[DecodeState, Array, Array]
@@ -123,13 +123,8 @@ def write(
     shards = range(-(-request.sequences // request.batch))
     bar = tqdm(shards, desc="the target writes", unit="shard", disable=None if leader() else True)
     for number in bar:
-        shard, arrays = folder / f"{number:05d}.safetensors", None
-        if shard.exists():
-            try:
-                arrays = read_shard(shard)
-            except ValueError as error:  # nothing is lost, since its content depends on its number
-                print(f"{error}; it is written again", flush=True)
-        if arrays is None:
+        shard = folder / f"{number:05d}.safetensors"
+        if (arrays := read_if_whole(shard)) is None:
             arrays = _write_shard(request, decoder, params, prompts(number), number)
             if leader():
                 save_shard(shard, arrays)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import os
 import pathlib
 import socket
-import threading
 from collections.abc import Iterator
+
+import filelock
 
 from specjax.parallel import leader
 
-_NAME = "run.lock"
-
-_held: set[tuple[pathlib.Path, int]] = set()
-"""The folders that a thread of this process holds: a job locks its folder, and its loop again."""
+_LOCK, _HOLDER = "run.lock", "run.holder"
 
 
 @contextlib.contextmanager
@@ -24,35 +21,30 @@ def alone(out: str | os.PathLike[str], writes: bool = True) -> Iterator[None]:
     """Holds a folder for one run, until the block or the process ends, however it ends.
 
     Of several processes of one run, the first one holds the lock.  A caller that writes nothing
-    there (`writes=False`) does not hold it.
+    there (`writes=False`) does not hold it.  A thread may hold it several times: a job locks its
+    folder, and its loop again.
 
     Raises:
       ValueError: another run holds the folder; the message names it.
     """
-    folder = pathlib.Path(out).absolute()
-    key = folder.resolve(), threading.get_ident()
-    if key in _held or not leader() or not writes:
+    if not leader() or not writes:
         yield
         return
+    folder = pathlib.Path(out).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / _NAME, "a+") as file:
+    # One object for each folder counts how often a thread holds it.
+    lock, holder = filelock.FileLock(folder.resolve() / _LOCK, is_singleton=True), folder / _HOLDER
+    with contextlib.ExitStack() as held:
         try:
-            # The system drops this lock together with the process that holds it.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
+            held.enter_context(lock.acquire(timeout=0))
+        except filelock.Timeout:
+            known = holder.read_text().strip() if holder.exists() else "just begun"
             raise ValueError(
-                f"another run is writing to --out {out} ({file.read().strip() or 'just begun'}): "
+                f"another run is writing to --out {out} ({known}): "
                 "wait until it has ended, stop it, or choose another --out"
             ) from None
         except OSError as error:
-            print(f"{folder / _NAME} cannot be locked ({error}): start no second run", flush=True)
+            print(f"{folder / _LOCK} cannot be locked ({error}): start no second run", flush=True)
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}\n")
-        file.flush()
-        _held.add(key)
-        try:
-            yield
-        finally:
-            _held.discard(key)
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {now}\n")
+        yield

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +27,6 @@ from jax import Array
 
 from specjax.contract import Arrays
 from specjax.parallel import leader, mesh_of
-from specjax.training.ahead import Ahead
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.curves import plot_curves, pyplot
 from specjax.training.lock import alone
@@ -211,7 +211,7 @@ def _fit(
 
     def save() -> None:
         record = {"best": np.array(best, np.float32), "since": np.array(since, np.int32)}
-        checkpoints.save(step, {**state, **record})
+        checkpoints.save(step, {**state, **record}, batches.get_state())
 
     agreement = Agreement(mesh)
     with (
@@ -219,11 +219,11 @@ def _fit(
         contextlib.closing(checkpoints),
         contextlib.closing(metrics),
         contextlib.closing(progress),
-        contextlib.closing(Ahead(job.batch, stop)) as batches,
+        contextlib.closing(_batches(job, max(stop, step), checkpoints.data, step)) as batches,
     ):
         ending = False
         while step < stop and patient() and not ending:
-            batch = lay_batch(batches.of(step), mesh)
+            batch = lay_batch(next(batches), mesh)
             before, (state, values) = (
                 values,
                 update(job, optimizer, options, state, job.frozen, batch),
@@ -294,6 +294,21 @@ def show_mask(job: Job) -> str:
     return "\n".join(
         paint(row, mask, job.tokenizer) for row, mask in zip(np.asarray(tokens), masks, strict=True)
     )
+
+
+def _batches(
+    job: Job, stop: int, state: dict[str, Any] | None, step: int
+) -> grain.DatasetIterator[Arrays]:
+    """Returns the batches of the steps before `stop`, from the state of such an iterator on.
+
+    Checkpoints of earlier versions have only the step, which says as much.
+
+    A thread makes two of them ahead, while the device computes.
+    """
+    steps = grain.MapDataset.range(stop).map(job.batch)
+    batches = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
+    batches.set_state(state or {"next_index": step})
+    return batches
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from specjax.training.conversations import read_conversations
 from specjax.training.corpus import Source, Tokens, digest, files_of
 from specjax.training.dataset import model_hashes
 from specjax.training.mixture import Mixture
+from specjax.training.ordering import Rows, batches
 from specjax.training.rows import has_rows, holds_conversations
 from specjax.training.tokenising import prepare
 from specjax.training.written import Written
@@ -183,14 +184,30 @@ def _read(
     return _Found(text, held_out, written, shards + chats)
 
 
-def held_out_rows(
-    held_out: Tokens | Mixture | Written, index: int, rows: int, length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens [rows, length + 1] and `drawn` [rows, length]; of text, `drawn` is 0."""
-    if isinstance(held_out, Written):
-        batch = held_out.rows(index * rows, rows, 0)
-        return batch.tokens, batch.drawn
-    return held_out.batch(index, rows, length, 0), np.zeros((rows, length), np.float32)
+def rows_of(data: Tokens | Mixture | Written, length: int, seed: int) -> Rows:
+    """Returns endless rows of a text or of sequences; see `ordering`."""
+    return data.rows(seed) if isinstance(data, Written) else data.rows(length, seed)
+
+
+def mixed(
+    text: Tokens | Mixture | None,
+    written: Written | None,
+    length: int,
+    size: int,
+    seed: int,
+    share: float,
+    own: float = 0.0,
+    whole: bool = False,
+) -> Rows:
+    """Returns the batches of a run by their steps; the last four arguments are those of `batches`.
+
+    If sequences with answers are packed, rows of text have `starts`, too.
+    """
+    windows = None if text is None else text.rows(length, seed)
+    answers = None if written is None or not share else written.rows(seed)
+    if windows is not None and written is not None and written.starts is not None:
+        windows = windows.map(lambda row: {**row, "starts": np.zeros(length, bool)})
+    return batches(windows, answers, size, share, own, whole)
 
 
 def held_out_prompts(
@@ -200,11 +217,11 @@ def held_out_prompts(
 
     A prompt has at most `longest` tokens.
     """
-    tokens, drawn = held_out_rows(held_out, 0, count, length)
-    starts = np.where(drawn.any(1), drawn.argmax(1) + 1, prompt)
+    rows = rows_of(held_out, length, 0).batch(count)[0]
+    starts = np.where(rows["drawn"].any(1), rows["drawn"].argmax(1) + 1, prompt)
     return [
         row[: min(start, longest)].tolist()
-        for row, start in zip(tokens, starts.tolist(), strict=True)
+        for row, start in zip(rows["tokens"], starts.tolist(), strict=True)
     ]
 
 

@@ -1,8 +1,4 @@
-"""Mixes sources of data by weights, so that each has its share after every row.
-
-The rows of a mixture are numbered.  `turns` computes the source of a row, and the number of rows of
-that source before it, from only the row's number and the weights.
-"""
+"""The texts of a run, mixed by weights."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from specjax.options.fields import Options, option
 from specjax.training.corpus import Tokens
+from specjax.training.ordering import Rows, by_turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,22 +35,6 @@ class WeightOptions(Options):
             )
         if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
             raise ValueError(f"--weights {asked}: each must be a finite number above 0")
-
-
-def turns(number: int, weights: Sequence[float]) -> tuple[int, int]:
-    """Returns the source of a row, and the row's number within it.
-
-    The first n rows have n w / (w + the later weights) of the first source, rounded; the others are
-    divided among the later sources in the same way.  So each source has its share to within a row
-    for each source before it.
-    """
-    for source, weight in enumerate(weights[:-1]):
-        share = weight / math.fsum(weights[source:])
-        before, after = (math.floor(n * share + 0.5) for n in (number, number + 1))
-        if after > before:
-            return source, before
-        number -= before
-    return len(weights) - 1, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +63,5 @@ class Mixture:
             for part, weight in zip(self.parts, self.weights, strict=True)
         )
 
-    def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
-        return self.rows(step * rows, rows, length, seed)
-
-    def rows(self, first: int, count: int, length: int, seed: int) -> np.ndarray:
-        found = (turns(number, self.weights) for number in range(first, first + count))
-        rows = [self.parts[part].rows(index, 1, length, seed) for part, index in found]
-        return np.concatenate(rows)
+    def rows(self, length: int, seed: int) -> Rows:
+        return by_turns([part.rows(length, seed) for part in self.parts], self.weights)

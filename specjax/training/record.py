@@ -27,6 +27,7 @@ _PACKAGES = (
     "flax",
     "optax",
     "orbax-checkpoint",
+    "grain",
     "numpy",
     "tokenizers",
     "safetensors",

@@ -25,6 +25,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import grain
 import jax.numpy as jnp
 import numpy as np
 import safetensors
@@ -34,10 +35,10 @@ from specjax.files import read_json
 from specjax.parallel import leader
 from specjax.training.corpus import digest
 from specjax.training.mesh import together
+from specjax.training.ordering import Row, Rows, batches, shuffled
 from specjax.training.record import write as write_text
-from specjax.training.shards import check_request, read_shard, save_shard
-from specjax.training.sources import TARGET, TEXT, MixOptions, sources
-from specjax.training.written import Written, shuffled
+from specjax.training.shards import check_request, read_if_whole, read_shard, save_shard
+from specjax.training.written import Written
 
 MANIFEST = "teacher.json"
 _HEADER = 4096
@@ -136,7 +137,7 @@ class Request:
 def write(
     folder: pathlib.Path,
     request: Request,
-    rows: Callable[[int], Written],
+    rows: Rows,
     outputs: Callable[[np.ndarray], Said],
     files: Mapping[str, bytes],
 ) -> None:
@@ -145,7 +146,7 @@ def write(
     Args:
       folder: created if needed.
       request: the request of the recording.
-      rows: the sequences of chunk `number`.
+      rows: the sequences of each chunk.
       outputs: the target's outputs for tokens [R, T + 1].
       files: of the target's folder, by name, without its weights; and of what drafters share.
 
@@ -183,19 +184,15 @@ def write(
     )  # fmt: skip
     for number in bar:
         file = _file(folder, number)
-        if file.exists():
-            try:
-                read_shard(file)
-                continue
-            except ValueError as error:
-                print(f"{error}; it is written again", flush=True)
-        made = rows(number)
-        said = outputs(made.tokens)
+        if read_if_whole(file) is not None:
+            continue
+        made = rows[number]
+        said = outputs(made["tokens"])
         if leader():
             arrays = {
-                "tokens": made.tokens.astype(np.int32),
-                "drawn": made.drawn.astype(np.uint8),
-                "limit": made.limit.astype(np.int32),
+                "tokens": made["tokens"].astype(np.int32),
+                "drawn": made["drawn"].astype(np.uint8),
+                "limit": made["limit"].astype(np.int32),
                 **said,
             }
             if request.top:
@@ -291,76 +288,66 @@ class Recorded:
             )
         return dataclasses.replace(self, taps=taps)
 
-    def batch(self, options: MixOptions, step: int) -> dict[str, np.ndarray]:
-        """Returns the rows of a step, as those of `sources.mixed_rows`, with the arrays of `names`.
+    def batches(self, size: int, share: float, seed: int, whole: bool = False) -> Rows:
+        """Returns the batches of a run by their steps; see `ordering.batches`.
 
         Each of the two kinds of sequences comes in an endless order, reshuffled every epoch.
         """
         text, answers, _ = self.request.counts
-        first, counts = sources(options, step)
-        numbers = [
-            *(shuffled(n, text, options.seed) for n in _range(first[TEXT], counts[TEXT])),
-            *(
-                text + shuffled(n, answers, options.seed)
-                for n in _range(first[TARGET], counts[TARGET])
-            ),
+        parts = [
+            shuffled(count, seed, lambda _, number, first=first: self.row(first + number))
+            for first, count in ((0, text), (text, answers))
         ]
-        made = self.rows(numbers)
-        made["drawn"] = made["drawn"].astype(np.float32)
-        rows = options.batch_size
-        return {**made, "number": step * rows + np.arange(rows, dtype=np.int32)}
+        return batches(parts[0], parts[1], size, share, whole=whole)
 
-    def held_out(self, first: int, count: int) -> dict[str, np.ndarray]:
+    def held_out(self, first: int, count: int) -> Row:
         """Returns held-out rows in order; after the last one comes the first."""
         text, answers, held = self.request.counts
-        made = self.rows([text + answers + n % held for n in _range(first, count)])
-        return {**made, "drawn": made["drawn"].astype(np.float32)}
+        return self.rows([text + answers + n % held for n in range(first, first + count)])
 
     def held_out_rows(self) -> Written:
         """Returns all held-out sequences."""
         rows = dataclasses.replace(self, names=()).held_out(0, self.request.counts[2])
         return Written(rows["tokens"], rows["drawn"], rows["limit"])
 
-    def rows(self, numbers: list[int]) -> dict[str, np.ndarray]:
+    def rows(self, numbers: Sequence[int]) -> Row:
         """Returns the sequences of these numbers."""
-        found = [self._row(number) for number in numbers]
-        stacked = {name: np.stack([row[name] for row in found]) for name in found[0]}
-        if "top_ids" in stacked:
-            stacked["top_ids"] = stacked["top_ids"].astype(np.int32)
-        if STATES in stacked:
-            stacked[STATES] = self._tapped(stacked[STATES])
-        return stacked
+        rows: Rows = grain.MapDataset.source(numbers).map(self.row)
+        return rows.batch(len(numbers))[0]
+
+    def row(self, number: int, names: Sequence[str] | None = None) -> Row:
+        """Returns a sequence with the arrays of `names`, by default those of the recording."""
+        at, index = divmod(number, self.request.chunk)
+        file = self._opened(_file(self.folder, at))
+        wanted = ("tokens", "drawn", "limit", *(self.names if names is None else names))
+        row: Row = {name: file.get_slice(name)[index] for name in wanted}
+        row["drawn"] = row["drawn"].astype(np.float32)
+        if "top_ids" in row:
+            row["top_ids"] = row["top_ids"].astype(np.int32)
+        if STATES in row:
+            row[STATES] = self._tapped(row[STATES])
+        return row
 
     def token_counts(self) -> np.ndarray:
         """Returns [V] how often each token is learned in sequences that are not held out."""
         size, text, answers = self.request.vocab_size, *self.request.counts[:2]
         counts = np.zeros(size, np.int64)
         for number in range(text + answers):
-            row = self._row(number, ())
+            row = self.row(number, ())
             labels, drawn = row["tokens"][1:], row["drawn"] > 0
             counts += np.bincount(labels[drawn] if drawn.any() else labels, minlength=size)
         return counts
 
     def _tapped(self, states: np.ndarray) -> np.ndarray:
-        """Returns [B, T, F] bfloat16: the last hidden states, and those of `taps`."""
+        """Returns [T, F] bfloat16: the last hidden states, and those of `taps`."""
         size, there = self.request.hidden_size, self.request.taps
-        layers = states.view(jnp.bfloat16).reshape(*states.shape[:2], 1 + len(there), size)
-        chosen = layers[:, :, [0, *(1 + there.index(tap) for tap in self.taps)]]
-        return chosen.reshape(*states.shape[:2], -1)
-
-    def _row(self, number: int, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        at, row = divmod(number, self.request.chunk)
-        file = self._opened(_file(self.folder, at))
-        wanted = ("tokens", "drawn", "limit", *(self.names if names is None else names))
-        return {name: file.get_slice(name)[row] for name in wanted}
+        layers = states.view(jnp.bfloat16).reshape(len(states), 1 + len(there), size)
+        chosen = layers[:, [0, *(1 + there.index(tap) for tap in self.taps)]]
+        return chosen.reshape(len(states), -1)
 
     @functools.cached_property
     def _opened(self) -> Callable[[pathlib.Path], Any]:
         return functools.lru_cache(_OPEN)(lambda path: safetensors.safe_open(path, "np"))
-
-
-def _range(first: int, count: int) -> range:
-    return range(first, first + count)
 
 
 def _file(folder: pathlib.Path, number: int) -> pathlib.Path:

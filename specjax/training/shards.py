@@ -58,6 +58,15 @@ def read_shard(path: pathlib.Path) -> dict[str, np.ndarray]:
     return arrays
 
 
+def read_if_whole(path: pathlib.Path) -> dict[str, np.ndarray] | None:
+    """Returns the arrays of a file; None if there is none, or with a message if it is damaged."""
+    try:
+        return read_shard(path) if path.exists() else None
+    except ValueError as error:  # nothing is lost, since its content depends on its number
+        print(f"{error}; it is written again", flush=True)
+        return None
+
+
 def _hash(arrays: Mapping[str, np.ndarray]) -> str:
     sha256 = hashlib.sha256()
     for name, array in sorted(arrays.items()):

@@ -1,11 +1,7 @@
-"""The three sources of the sequences of a distillation: text, the target, and the draft.
-
-Over the steps of a run each source gets its share of the sequences, however small a batch is.
-"""
+"""The sequences of a run that its target writes, and their share."""
 
 from __future__ import annotations
 
-import math
 import pathlib
 from typing import Any, Protocol
 
@@ -23,37 +19,6 @@ from specjax.training.mixture import Mixture
 from specjax.training.targets import dtype_of
 from specjax.training.written import Written
 from specjax.types import Params
-
-TEXT, TARGET, DRAFT = range(3)
-
-
-class MixOptions(Protocol):
-    """The options of a distillation that choose the sources of its sequences."""
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def sampled_fraction(self) -> float | None: ...
-
-    @property
-    def draft_fraction(self) -> float: ...
-
-    @property
-    def online(self) -> bool: ...
-
-    @property
-    def mix(self) -> str: ...
-
-    @property
-    def seed(self) -> int: ...
-
-
-class BatchOptions(MixOptions, Protocol):
-    """The options of the sources, and the length of a sequence."""
-
-    @property
-    def sequence_length(self) -> int: ...
 
 
 class SampleOptions(Protocol):
@@ -104,71 +69,6 @@ def share_of_target(asked: float | None, default: float, material: Material) -> 
     return asked
 
 
-def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
-    """Returns the rows that the batch of a step reads from TEXT, TARGET and DRAFT.
-
-    Returns:
-      For each source the number of its first row, and the number of rows.
-    """
-    rows, shares = options.batch_size, (options.sampled_fraction or 0.0, options.draft_fraction)
-    if options.online or options.mix == "batch":
-        drawn = np.random.default_rng((options.seed, 2, step)).random()
-        source = TARGET if drawn < shares[0] else DRAFT if drawn < sum(shares) else TEXT
-        counts = [0, 0, 0]
-        counts[TEXT if options.online else source] = rows
-        return [step * count for count in counts], counts
-    before, after = (_taken(number * rows, *shares) for number in (step, step + 1))
-    return before, [b - a for a, b in zip(before, after, strict=True)]
-
-
-def mixed_rows(
-    options: BatchOptions, step: int, text: Tokens | Mixture | None, written: Written | None
-) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Returns the rows of a step: first those of text and the draft's own, then the target's.
-
-    Returns:
-      `tokens` [B, T + 1]; `drawn` [B, T] and `limit` [B], as in `Written`; and `number` [B], which
-      no other row of the run has; `starts` [B, T] if sequences are packed.  Then the count of
-      rows from each source.
-    """
-    o, rows, length = options, options.batch_size, options.sequence_length
-    first, counts = sources(o, step)
-    tokens, drawn = [], np.zeros((rows, length), np.float32)
-    limit, starts = np.full(rows, length, np.int32), np.zeros((rows, length), bool)
-    from_text = counts[TEXT] + counts[DRAFT]
-    if from_text and text is not None:
-        tokens.append(text.rows(first[TEXT] + first[DRAFT], from_text, length, o.seed))
-    if counts[TARGET] and written is not None:
-        taken = written.rows(first[TARGET], counts[TARGET], o.seed)
-        tokens.append(taken.tokens)
-        drawn[from_text:], limit[from_text:] = taken.drawn, taken.limit
-        if taken.starts is not None:
-            starts[from_text:] = taken.starts
-    number = step * rows + np.arange(rows, dtype=np.int32)
-    made = {
-        "tokens": np.concatenate(tokens),
-        "drawn": drawn,
-        "limit": limit,
-        "number": number,
-    }
-    if written is not None and written.starts is not None:
-        made["starts"] = starts
-    return made, counts
-
-
-def _taken(rows: int, target: float, draft: float) -> list[int]:
-    """Returns the number of the first `rows` sequences of a run that come from each source.
-
-    The sum over all steps is rounded, since rounding each batch would turn a share of less than
-    half a sequence into zero.  The draft's rows are rounded among those that are not the target's,
-    so no count of a batch is ever negative.
-    """
-    written = math.floor(rows * target + 0.5)
-    left = rows - written
-    own = math.floor(left * min(1.0, draft / (1 - target)) + 0.5) if target < 1 else 0
-    return [left - own, written, own]
-
-
 def sample(
     target: LanguageModel,
     text: Tokens | Mixture,
@@ -194,11 +94,13 @@ def sample(
         dtype=dtype_of(o.dtype),
     )
 
-    def prompts(number: int) -> list[list[int]]:
-        rows = min(o.sampled_batch, o.sampled_sequences - number * o.sampled_batch)
-        return text.batch(number, o.sampled_batch, o.sampled_prompt - 1, o.seed + 1)[:rows].tolist()
-
-    dataset.write(folder, request, decoder, Params(target.params), prompts, None)
+    windows = text.rows(o.sampled_prompt - 1, o.seed + 1)[: o.sampled_sequences].batch(
+        o.sampled_batch
+    )
+    dataset.write(
+        folder, request, decoder, Params(target.params),
+        lambda number: windows[number]["tokens"].tolist(), None,
+    )  # fmt: skip
 
 
 def with_starts(written: Written, num_drafts: int) -> Written:

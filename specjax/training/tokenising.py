@@ -4,10 +4,11 @@
     train.bin          the token ids of all texts but those that are held out
     held_out.bin       the token ids of these
     corpus.json        settings, counts and hashes, written last
-    progress.json      until then: the progress of the files, and the hashes of their contents
+    progress.json      until then: the division of the texts, and the hash of the tokenizer
+    parts/             until then: token ids of a few texts, by the hash of these and the tokenizer
 
 The texts are read once to divide them, once more if a tokenizer is trained on them, and once to be
-tokenised.  An interrupted call keeps its finished texts.  Of a single text the end is held out.
+tokenised.  An interrupted call keeps its finished parts.  Of a single text the end is held out.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -41,12 +43,12 @@ from specjax.training.corpus import (
 from specjax.training.mesh import together
 from specjax.training.mixture import Mixture
 from specjax.training.record import write
+from specjax.training.shards import read_if_whole, read_shard, save_shard
 
 _WORDS, _PARTS = "tokenizer.json", ("train", "held_out")
+_PROGRESS, _FOLDER = "progress.json", "parts"
 _BATCH = 1 << 20
-"""Characters that are tokenised at a time."""
-_SAVE = 1 << 26
-"""Characters between two records of the progress."""
+"""Characters that are tokenised at a time, into one part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,7 @@ class _Split:
     """The division of a source's texts, and their number."""
 
     count: int
+    sha256: str  # of the hashes of the texts
     only: str | None  # the hash of the one text that is held out, if none is by its number
     cut: int | None = None  # the index at which a single text is divided into two
 
@@ -64,9 +67,10 @@ class _Split:
         Raises:
           ValueError: there are fewer than two, and no single text whose end can be held out.
         """
-        count, chosen, least, text = 0, False, (2**32, ""), ""
+        count, chosen, least, text, texts = 0, False, (2**32, ""), "", hashlib.sha256()
         for _, text in read_documents(source):
             count, chosen = count + 1, chosen or holds_out(text)
+            texts.update(_hash(text).encode())
             least = min(least, (number_of(text), _hash(text)))
         if count == 1 and (cut := where_to_cut(text)) is not None:
             print(
@@ -74,14 +78,15 @@ class _Split:
                 "held out for evaluation",
                 flush=True,
             )
-            return cls(2, _hash(text[cut:]), cut)
+            both = _hash(text[:cut]), _hash(text[cut:])
+            return cls(2, hashlib.sha256("".join(both).encode()).hexdigest(), both[1], cut)
         if count < 2:
             few = too_few(source, count)
             raise ValueError(
                 f"{few}.  Training needs at least two texts, one of them held out, or one text of "
                 f"at least {LEAST} characters, whose end is held out"
             )
-        return cls(count, None if chosen else least[1])
+        return cls(count, texts.hexdigest(), None if chosen else least[1])
 
     def texts(self, source: Source) -> Iterator[tuple[pathlib.Path, str]]:
         """Reads the texts of the divided source again."""
@@ -140,7 +145,7 @@ def prepare_all(
     if tokenizer is None and leader() and not file.exists():
         out.mkdir(parents=True, exist_ok=True)
         splits = [_Split.of(each) for each in sources]
-        _save_tokenizer(_trained(sources, splits, vocab_size), file)
+        write(file, _trained(sources, splits, vocab_size).to_str(pretty=True))
     together(f"trained {file}")
     made = [
         prepare(each, out / str(number), vocab_size, str(file))
@@ -157,191 +162,109 @@ def prepare_all(
 
 def _tokenise(source: Source, out: pathlib.Path, settings: dict[str, Any]) -> None:
     """Writes the files of `out`, or continues them."""
-    progress = _Progress.read(out, settings)
-    if progress is None:
+    split = _begun(out, settings)
+    if split is None:
         split = _Split.of(source)
         if settings["tokenizer"] is None:
             words = _trained([source], [split], settings["vocab_size"])
         else:
             words = read_tokenizer(settings["tokenizer"])
-        _save_tokenizer(words, out / _WORDS)
-        progress = _Progress(out, settings, split, {_WORDS: digest(out / _WORDS)})
-    words = read_tokenizer(out / _WORDS)
-    dtype, done = _dtype(words), progress.documents
-    documents = progress.split.texts(source)
-    if done:
-        print(f"{out}: {done} of {progress.split.count} texts are tokenised already", flush=True)
-    batch: list[tuple[str, str]] = []
-    waiting = since = 0
-    with progress.files() as files:
-        bar = tqdm(
-            documents, desc="tokenising", unit="text", total=progress.split.count, disable=None
-        )
-        for number, (path, text) in enumerate(bar):
-            if number < done:
-                progress.passed(text)
-                if number == done - 1:
-                    progress.check_passed()
-                continue
-            batch.append((str(path), text))
-            waiting += len(text)
-            if waiting < _BATCH:
-                continue
-            progress.add(words, batch, dtype, files)
-            since, waiting, batch = since + waiting, 0, []
-            if since >= _SAVE:
-                progress.save(files)
-                since = 0
-        progress.add(words, batch, dtype, files)
-        progress.save(files)
-    if progress.documents != progress.split.count:
+        write(out / _WORDS, words.to_str(pretty=True))
+        facts = {"split": dataclasses.asdict(split), _WORDS: digest(out / _WORDS)}
+        write(out / _PROGRESS, json.dumps({"settings": settings, **facts}))
+    words, hashes = read_tokenizer(out / _WORDS), {_WORDS: digest(out / _WORDS)}
+    (out / _FOLDER).mkdir(exist_ok=True)
+    texts, parts, kept, held_out = hashlib.sha256(), [], 0, []
+    count = 0
+    for batch in _batches(split, source):
+        key = hashlib.sha256(hashes[_WORDS].encode())
+        for path, text in batch:
+            key.update(_hash(text).encode())
+            texts.update(_hash(text).encode())
+            held_out += [str(path)] if split.part(text) == "held_out" else []
+        parts.append(out / _FOLDER / f"{key.hexdigest()}.safetensors")
+        if read_if_whole(parts[-1]) is None:
+            save_shard(parts[-1], _ids(split, words, batch))
+        else:
+            kept += len(batch)
+        count += len(batch)
+    if count != split.count:
         raise ValueError(
-            f"--data had {progress.split.count} texts and now has {progress.documents}: it must "
-            f"not change while it is tokenised.  Delete {out} and begin again"
+            f"--data had {split.count} texts and now has {count}: it must not change while it is "
+            f"tokenised.  Delete {out} and begin again"
         )
+    if texts.hexdigest() != split.sha256:
+        raise ValueError(
+            f"--data has changed since {out} was begun: delete it to tokenise --data again"
+        )
+    if kept:
+        print(f"{out}: {kept} of {count} texts were tokenised already", flush=True)
+    tokens = {name: _join(parts, name, out / f"{name}.bin") for name in _PARTS}
+    hashes |= {f"{name}.bin": digest(out / f"{name}.bin") for name in _PARTS}
     facts = {
         "settings": settings,
-        "files": progress.documents,
-        "tokens": progress.tokens,
-        "held_out": progress.held_out,
-        "sha256": progress.hashes(),
+        "files": count,
+        "tokens": tokens,
+        "held_out": held_out,
+        "sha256": hashes,
     }
     # Last: it says that the others are whole.
     write(out / "corpus.json", json.dumps(facts, indent=1))
-    progress.path.unlink()
+    (out / _PROGRESS).unlink()
+    shutil.rmtree(out / _FOLDER)
 
 
-class _Files:
-    """The two files of token ids, with the hashes of their contents."""
-
-    def __init__(self, out: pathlib.Path, sizes: dict[str, int]) -> None:
-        self.open: dict[str, BinaryIO] = {}
-        self.hashes = {part: hashlib.sha256() for part in _PARTS}
-        for part in _PARTS:
-            path = out / f"{part}.bin"
-            path.touch()
-            file = open(path, "r+b")
-            file.truncate(sizes[part])
-            while block := file.read(1 << 20):
-                self.hashes[part].update(block)
-            self.open[part] = file
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self.open.values():
-            file.close()
-
-    def write(self, part: str, content: bytes) -> None:
-        self.open[part].write(content)
-        self.hashes[part].update(content)
-
-    def sync(self) -> None:
-        """Flushes the files to disk, so that their contents survive if the machine stops."""
-        for file in self.open.values():
-            file.flush()
-            os.fsync(file.fileno())
-
-
-class _Progress:
-    """The progress of the tokenisation."""
-
-    def __init__(
-        self,
-        out: pathlib.Path,
-        settings: dict[str, Any],
-        split: _Split,
-        sha256: dict[str, str],
-        facts: dict[str, Any] | None = None,
-    ) -> None:
-        facts = facts or {}
-        self.path, self.out, self.settings, self.split = (
-            out / "progress.json", out, settings, split
-        )  # fmt: skip
-        self.documents: int = facts.get("documents", 0)
-        self.tokens: dict[str, int] = facts.get("tokens", dict.fromkeys(_PARTS, 0))
-        self.held_out: list[str] = facts.get("held_out", [])
-        self._sizes: dict[str, int] = facts.get("bytes", dict.fromkeys(_PARTS, 0))
-        self._sha256, self._read = dict(sha256), hashlib.sha256()
-        self._wanted: str = facts.get("texts", "")
-
-    @classmethod
-    def read(cls, out: pathlib.Path, settings: dict[str, Any]) -> _Progress | None:
-        """Reads the progress of an interrupted call; None if none fits."""
-        path = out / "progress.json"
-        if not path.exists():
-            return None
-        try:
-            facts = json.loads(path.read_bytes())
-            made = cls(out, settings, _Split(*facts["split"]), facts["sha256"], facts)
-            if facts["settings"] == settings and made._whole():
-                return made
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # as if it did not fit
-        print(f"{path} does not fit: --data is tokenised from the beginning", flush=True)
-        path.unlink()
+def _begun(out: pathlib.Path, settings: dict[str, Any]) -> _Split | None:
+    """Returns the division that an interrupted call made; None if none fits."""
+    path = out / _PROGRESS
+    if not path.exists():
         return None
+    try:
+        facts = json.loads(path.read_bytes())
+        if facts["settings"] == settings and facts[_WORDS] == digest(out / _WORDS):
+            return _Split(**facts["split"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # as if it did not fit
+    print(f"{path} does not fit: --data is tokenised from the beginning", flush=True)
+    return None
 
-    def _whole(self) -> bool:
-        """Returns whether the files have the recorded contents; later bytes are cut off."""
-        if any((self.out / f"{part}.bin").stat().st_size < self._sizes[part] for part in _PARTS):
-            return False
-        with self.files() as files:
-            found = {f"{part}.bin": files.hashes[part].hexdigest() for part in _PARTS}
-        return {_WORDS: digest(self.out / _WORDS), **found} == self._sha256
 
-    def files(self) -> _Files:
-        return _Files(self.out, self._sizes)
+def _batches(split: _Split, source: Source) -> Iterator[list[tuple[pathlib.Path, str]]]:
+    """Yields the texts, in lists of about `_BATCH` characters."""
+    batch, size = [], 0
+    bar = tqdm(split.texts(source), desc="tokenising", unit="text", total=split.count, disable=None)
+    for path, text in bar:
+        batch.append((path, text))
+        size += len(text)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
-    def passed(self, text: str) -> None:
-        """Records a text that is tokenised already."""
-        self._read.update(_hash(text).encode())
 
-    def check_passed(self) -> None:
-        """Raises ValueError if the texts before this one are not those that were tokenised."""
-        if self._read.hexdigest() != self._wanted:
-            raise ValueError(
-                f"--data has changed since {self.out} was begun: delete it to tokenise --data again"
-            )
+def _ids(
+    split: _Split, words: tokenizers.Tokenizer, batch: list[tuple[pathlib.Path, str]]
+) -> dict[str, np.ndarray]:
+    """Returns the token ids of some texts, by the file that they belong to."""
+    texts, dtype = [text for _, text in batch], _dtype(words)
+    found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, dtype)] for name in _PARTS}
+    for text, encoding in zip(texts, words.encode_batch(texts), strict=True):
+        found[split.part(text)].append(np.array(encoding.ids, dtype))
+    return {name: np.concatenate(ids) for name, ids in found.items()}
 
-    def add(
-        self,
-        words: tokenizers.Tokenizer,
-        batch: list[tuple[str, str]],
-        dtype: type,
-        files: _Files,
-    ) -> None:
-        """Tokenises some texts, each with its name."""
-        encoded = words.encode_batch([text for _, text in batch])
-        for (path, text), encoding in zip(batch, encoded, strict=True):
-            part, ids = self.split.part(text), np.array(encoding.ids, dtype)
-            files.write(part, ids.tobytes())
-            self.tokens[part] += len(ids)
-            self._sizes[part] += ids.nbytes
-            if part == "held_out":
-                self.held_out.append(path)
-            self.passed(text)
-        self.documents += len(batch)
 
-    def save(self, files: _Files) -> None:
-        files.sync()
-        for part in _PARTS:
-            self._sha256[f"{part}.bin"] = files.hashes[part].hexdigest()
-        facts = {
-            "settings": self.settings,
-            "split": dataclasses.astuple(self.split),
-            "documents": self.documents,
-            "texts": self._read.hexdigest(),
-            "tokens": self.tokens,
-            "bytes": self._sizes,
-            "held_out": self.held_out,
-            "sha256": self._sha256,
-        }
-        write(self.path, json.dumps(facts))
-
-    def hashes(self) -> dict[str, str]:
-        return self._sha256
+def _join(parts: list[pathlib.Path], name: str, file: pathlib.Path) -> int:
+    """Writes the token ids of all parts into a file, and returns their number."""
+    count = 0
+    with open(file, "wb") as opened:
+        for part in parts:
+            ids = read_shard(part)[name]
+            opened.write(ids.tobytes())
+            count += len(ids)
+        opened.flush()
+        os.fsync(opened.fileno())  # they survive if the machine stops
+    return count
 
 
 def _trained(sources: list[Source], splits: list[_Split], vocab_size: int) -> tokenizers.Tokenizer:
@@ -356,10 +279,6 @@ def _trained(sources: list[Source], splits: list[_Split], vocab_size: int) -> to
                     yield text
 
     return train_tokenizer(texts(), vocab_size)
-
-
-def _save_tokenizer(tokenizer: tokenizers.Tokenizer, path: pathlib.Path) -> None:
-    write(path, tokenizer.to_str(pretty=True))
 
 
 def _check(out: pathlib.Path, manifest: pathlib.Path, settings: dict[str, Any]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specjax.training.conversations import Row
-from specjax.training.mixture import turns
+from specjax.training import conversations
+from specjax.training.ordering import Row, Rows, by_turns, shuffled
 
 _NEAR = 64
 """Rows that are searched for space."""
@@ -17,7 +16,7 @@ _NEAR = 64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Written:
-    """Sequences with masks, as batches that depend only on the step."""
+    """Sequences with masks."""
 
     tokens: np.ndarray  # [R, T + 1] int32, right-padded
     drawn: np.ndarray  # [R, T] float32; 1 where the next token is part of an answer, to be learned
@@ -27,7 +26,9 @@ class Written:
     weights: tuple[float, ...] = ()  # of the sources
 
     @classmethod
-    def of(cls, rows: Sequence[Row], length: int, cut: Sequence[int] | None = None) -> Written:
+    def of(
+        cls, rows: Sequence[conversations.Row], length: int, cut: Sequence[int] | None = None
+    ) -> Written:
         """Makes sequences from ids [L] and masks [L] bool, cut or padded to `length` + 1 tokens.
 
         Sequences without a learned token are skipped, and their number is printed.
@@ -84,29 +85,34 @@ class Written:
         held = np.arange(len(self.tokens)) % out_of == 0
         return self.at(~held), self.at(held)
 
-    def rows(self, first: int, count: int, seed: int) -> Written:
-        """Returns `count` rows from `first` on of an endless order, reshuffled every epoch."""
+    def row(self, number: int) -> Row:
+        """Returns a row, with `starts` if sequences are packed."""
+        row: Row = {
+            "tokens": self.tokens[number],
+            "drawn": self.drawn[number],
+            "limit": self.limit[number],
+        }
+        return row if self.starts is None else {**row, "starts": self.starts[number]}
+
+    def rows(self, seed: int) -> Rows:
+        """Returns the rows in an endless order, reshuffled every epoch.
+
+        Raises:
+          ValueError: there is none.
+        """
         if not len(self.tokens):
             raise ValueError(
                 "the target wrote one sequence, which is held out, so none is left for training: "
                 "let it write more"
             )
-        return self.at(np.array([self._row(n, seed) for n in range(first, first + count)], int))
-
-    def _row(self, number: int, seed: int) -> int:
         if self.origin is None:
-            return shuffled(number, len(self.tokens), seed)
-        at = self._sources
-        source, index = turns(number, [self.weights[origin] for origin in at])
-        rows = list(at.values())[source]
-        return int(rows[shuffled(index, len(rows), seed)])
-
-    @functools.cached_property
-    def _sources(self) -> dict[int, np.ndarray]:
-        """The rows of each source that has any."""
-        assert self.origin is not None
-        found = np.unique(self.origin).tolist()
-        return {source: np.flatnonzero(self.origin == source) for source in found}
+            return shuffled(len(self.tokens), seed, lambda _, number: self.row(number))
+        at = [np.flatnonzero(self.origin == source) for source in np.unique(self.origin)]
+        parts = [
+            shuffled(len(rows), seed, lambda _, number, rows=rows: self.row(int(rows[number])))
+            for rows in at
+        ]
+        return by_turns(parts, [self.weights[self.origin[rows[0]]] for rows in at])
 
     def packed(self) -> Written:
         """Packs short sequences into rows, as many into each as fit.
@@ -154,14 +160,3 @@ class Written:
         origin = None if self.origin is None else self.origin[kept]
         limit = np.full(len(rows), length, np.int32)
         return Written(tokens, drawn, limit, starts, origin, self.weights)
-
-
-def shuffled(number: int, size: int, seed: int) -> int:
-    """Returns entry `number` of an endless order of `size` entries, reshuffled every epoch."""
-    epoch, index = divmod(number, size)
-    return int(_order(seed, epoch, size)[index])
-
-
-@functools.lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, size: int) -> np.ndarray:
-    return np.random.default_rng((seed, epoch)).permutation(size)

@@ -25,16 +25,25 @@ from specjax.training.tokenising import prepare
 
 
 def test_batches_depend_on_the_step_alone(tmp_path):
-    """A batch depends on its step only, not on the order of calls; an epoch covers the stream."""
+    """A batch depends on its step only, not on the order of calls; an epoch covers the stream.
+
+    The order is that of NumPy's permutations, so that a run of an earlier version can be resumed.
+    """
     ids = np.arange(1000, dtype=np.uint16)
     ids.tofile(tmp_path / "ids")
-    one, two = Tokens(tmp_path / "ids"), Tokens(tmp_path / "ids")
-    forward = [one.batch(step, 3, 16, seed=5) for step in range(30)]
-    backward = [two.batch(step, 3, 16, seed=5) for step in reversed(range(30))][::-1]
+    one, two = (Tokens(tmp_path / "ids").rows(16, 5).batch(3) for _ in range(2))
+    forward = [one[step]["tokens"] for step in range(30)]
+    backward = [two[step]["tokens"] for step in reversed(range(30))][::-1]
     np.testing.assert_array_equal(forward, backward)
     assert all((np.diff(batch, axis=1) == 1).all() for batch in forward)
-    first_epoch = np.concatenate(forward)[: (1000 - 17) // 16]
+    windows = (1000 - 17) // 16
+    first_epoch = np.concatenate(forward)[:windows]
     assert len(set(first_epoch[:, 0].tolist())) == len(first_epoch)
+    for epoch, first in ((0, 0), (1, windows)):
+        order = np.random.default_rng((5, epoch)).permutation(windows)
+        shift = np.random.default_rng((5, epoch, 1)).integers(16)
+        found = np.concatenate(forward)[first : first + windows, 0]
+        np.testing.assert_array_equal(found, order[: len(found)] * 16 + shift)
 
 
 def test_a_tokenised_corpus_is_not_mixed_up(tmp_path):

@@ -141,6 +141,9 @@ def test_a_checkpoint_without_hashes(tmp_path, half, finished, capsys):
         for step in steps:
             (out / "state" / str(step) / "sha256.json").unlink()
             (out / "state" / str(step) / "metrics.jsonl").unlink()
+            data = out / "state" / str(step) / "data.json"
+            assert json.loads(data.read_text()) == {"next_index": step}
+            data.unlink()
         train(out)
         said = capsys.readouterr().out
         assert f"resumed {out} at step {6 if name == 'killed' else 9}" in said

@@ -25,6 +25,7 @@ from toys import TABLES, TRANSFORMERS, Toys
 from specjax import sampling, tree
 from specjax.caches import KVCache
 from specjax.options import files
+from specjax.training import ordering
 from specjax.training.optimizer import phases
 
 Patch = pytest.MonkeyPatch
@@ -106,14 +107,14 @@ def high_peak(patch: Patch) -> None:
 
 
 def starving_share(patch: Patch) -> None:
-    """Each batch is rounded by itself, so a share of less than half a sequence gets nothing."""
+    """Every four rows are rounded alone, so a share of less than half a sequence gets nothing."""
 
-    def rounded(mix: Any, step: int) -> tuple[list[int], list[int]]:
-        own = [round(mix.batch_size * x) for x in (mix.sampled_fraction, mix.draft_fraction)]
-        counts = [mix.batch_size - sum(own), *own]
-        return [step * count for count in counts], counts
+    turns = ordering.turns
 
-    patch.setattr(training, "sources", rounded)
+    def rounded(number: int, weights: Any) -> tuple[int, int]:
+        return turns(number % 4, weights)[0], number
+
+    patch.setattr(ordering, "turns", rounded)
 
 
 def lost_option(patch: Patch) -> None:

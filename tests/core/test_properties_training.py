@@ -10,6 +10,7 @@ import tempfile
 import types
 import typing
 
+import grain
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from specjax.training.jobs.distill_options import DistillOptions
 from specjax.training.loop import LoopOptions
 from specjax.training.loop_options import SCHEDULES, OptimizerOptions
 from specjax.training.optimizer import make_schedule, phases
-from specjax.training.sources import sources
+from specjax.training.ordering import batches
 
 fractions = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
 MOST = 400  # steps
@@ -60,9 +61,21 @@ def test_a_learning_rate_stays_below_its_peak_and_never_jumps():
     check()
 
 
+def of_sources(rows, sampled, draft, whole=False):
+    """Batches of rows that say which source they come from, and their number there."""
+
+    def source(answers):
+        def row(number):
+            return {"row": number, "answers": answers, "limit": np.int32(0)}
+
+        return grain.MapDataset.range(10**9).map(row)
+
+    return batches(source(False), source(True), rows, sampled, draft, whole)
+
+
 def test_every_source_gets_its_share():
-    """The counts of a batch add up to it, each source is read in order, and after any number of
-    steps none is more than a sequence away from its share, however small that is."""
+    """Each source is read in order, each row once, and after any number of steps none is more than
+    a sequence away from its share, however small that is."""
     twentieths = st.integers(0, 20).map(lambda n: n / 20)
 
     @law(200)
@@ -74,16 +87,17 @@ def test_every_source_gets_its_share():
     )
     def check(rows, sampled, draft, steps):
         draft = min(draft, 1 - sampled)
-        mix = types.SimpleNamespace(
-            batch_size=rows, sampled_fraction=sampled, draft_fraction=draft,
-            online=False, mix="sequence", seed=0,
-        )  # fmt: skip
-        read = [0, 0, 0]
+        made, read = of_sources(rows, sampled, draft), [0, 0, 0]
         for step in range(steps):
-            first, counts = sources(mix, step)
-            assert first == read
-            assert sum(counts) == rows and min(counts) >= 0
-            read = [a + b for a, b in zip(read, counts, strict=True)]
+            batch = made[step]
+            for answers in (False, True):
+                mine = batch["answers"] == answers
+                before = read[1] if answers else read[0] + read[2]
+                assert batch["row"][mine].tolist() == list(range(before, before + mine.sum()))
+                read[1 if answers else 0] += int((mine & ~batch["own"]).sum())
+            read[2] += int(batch["own"].sum())
+            assert not (batch["own"] & batch["answers"]).any()
+            assert batch["number"].tolist() == list(range(step * rows, (step + 1) * rows))
         shares = (1 - sampled - draft, sampled, draft)
         for count, share in zip(read, shares, strict=True):
             wanted = steps * rows * share
@@ -95,22 +109,18 @@ def test_every_source_gets_its_share():
 
 
 @law(30)
-@given(
-    sampled=st.integers(0, 4), draft=st.integers(0, 4), rows=st.integers(1, 9),
-    seed=st.integers(0, 99),
-)  # fmt: skip
-def test_whole_batches_come_from_one_source(sampled, draft, rows, seed):
-    """Drawn by their shares: over 400 steps within five standard deviations, and never from a
-    source without a share."""
+@given(sampled=st.integers(0, 4), draft=st.integers(0, 4), rows=st.integers(1, 9))
+def test_whole_batches_come_from_one_source(sampled, draft, rows):
+    """After any number of steps each source has had its share of the batches, to within one."""
     shares = np.array([1, sampled, draft]) / (1 + sampled + draft)
-    mix = types.SimpleNamespace(
-        batch_size=rows, sampled_fraction=shares[1], draft_fraction=shares[2],
-        online=False, mix="batch", seed=seed,
-    )  # fmt: skip
-    counts = np.array([sources(mix, step)[1] for step in range(MOST)])
-    assert ((counts == rows).sum(1) == 1).all() and (counts.sum(1) == rows).all()
-    deviation = np.sqrt(MOST * shares * (1 - shares))
-    assert (abs((counts > 0).sum(0) - MOST * shares) <= 5 * deviation + 1e-9).all()
+    made, read = of_sources(rows, *shares[1:], whole=True), np.zeros(3)
+    for step in range(40):
+        batch = made[step]
+        kinds = np.where(batch["answers"], 1, np.where(batch["own"], 2, 0))
+        assert len(kinds) == rows and (kinds == kinds[0]).all()
+        assert (np.diff(batch["row"]) == 1).all() and batch["row"][0] % rows == 0
+        read[kinds[0]] += 1
+        assert (abs(read - shares * (step + 1)) <= 1 + 1e-9).all()
 
 
 KINDS = {

@@ -143,3 +143,16 @@ def test_an_installed_package_has_its_own_checkpoints(monkeypatch, tmp_path):
     (home / "checkpoints" / "pycode" / "target").rmdir()
     with pytest.raises(FileNotFoundError, match="a wheel or a checkout"):
         specjax.shipped("pycode/target")
+
+
+LAZY = sorted(
+    path for path in (ROOT / "specjax").rglob("__init__.py") if "= lazily(" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("path", LAZY, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_lazy_package_has_all_its_names(path):
+    """Also those that it imports under another name, such as `specjax.training.distillation`."""
+    package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
+    for name in package.__all__:
+        assert getattr(package, name) is not None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import trained
 
-from train import aims, prose, taus
+from experiments import aims, prose, taus
 
 
 def counts(rng, tau, size=40):

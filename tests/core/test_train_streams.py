@@ -14,6 +14,7 @@ from specjax.training import tokenising
 from specjax.training.corpus import Source, read_documents
 from specjax.training.jobs import pretrain
 from specjax.training.mixture import Mixture
+from specjax.training.shards import save_shard
 from specjax.training.tokenising import prepare, prepare_all
 
 FILES = ("tokenizer.json", "train.bin", "held_out.bin", "corpus.json")
@@ -64,74 +65,74 @@ def test_only_a_few_texts_are_in_memory(tmp_path, monkeypatch):
     assert large < 1.5 * small
 
 
+def interrupted(monkeypatch, lines, out, at=1):
+    """`prepare` that ends when it has written some parts, and the number of the texts in them."""
+    saved = []
+
+    def dying(path, arrays):
+        save_shard(path, arrays)
+        saved.append(path)
+        if len(saved) == at:
+            (path.parent / "1.partial").write_bytes(b"half of a part")
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenising, "save_shard", dying)
+        with pytest.raises(Killed):
+            prepare(lines, out, 280, None)
+    assert not (out / "corpus.json").exists()
+
+
 @pytest.mark.parametrize("at", [1, 3])
 def test_an_interrupted_call_goes_on(lines, tmp_path, monkeypatch, capsys, at):
     """It ends with the bytes of an undisturbed one, and tokenises no text twice that was saved."""
-    monkeypatch.setattr(tokenising, "_BATCH", 1 << 12)
-    monkeypatch.setattr(tokenising, "_SAVE", 1 << 15)
+    monkeypatch.setattr(tokenising, "_BATCH", 1 << 14)
     prepare(lines, tmp_path / "whole", 280, None)
-    save, saves = tokenising._Progress.save, []
-
-    def dying(self, files):
-        save(self, files)
-        saves.append(self.documents)
-        if len(saves) == at:
-            files.write("train", b"behind what was saved")
-            raise Killed
-
-    monkeypatch.setattr(tokenising._Progress, "save", dying)
-    with pytest.raises(Killed):
-        prepare(lines, tmp_path / "cut", 280, None)
-    assert not (tmp_path / "cut" / "corpus.json").exists()
-    monkeypatch.setattr(tokenising._Progress, "save", save)
+    interrupted(monkeypatch, lines, tmp_path / "cut", at)
     monkeypatch.setattr(tokenising, "_trained", None)  # it is not trained again
-    add, added = tokenising._Progress.add, []
+    ids, made = tokenising._ids, []
 
-    def counted(self, words, batch, *more):
-        added.extend(batch)
-        add(self, words, batch, *more)
+    def counted(split, words, batch):
+        made.extend(batch)
+        return ids(split, words, batch)
 
-    monkeypatch.setattr(tokenising._Progress, "add", counted)
+    monkeypatch.setattr(tokenising, "_ids", counted)
     capsys.readouterr()
     prepare(lines, tmp_path / "cut", 280, None)
-    assert f"{saves[-1]} of 400 texts are tokenised already" in capsys.readouterr().out
-    assert len(added) == 400 - saves[-1] < 400
+    kept = 400 - len(made)
+    assert 0 < kept < 400
+    assert f"{kept} of 400 texts were tokenised already" in capsys.readouterr().out
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-    assert not (tmp_path / "cut" / "progress.json").exists()
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == sorted(FILES)
 
 
-def interrupted(monkeypatch, lines, out):
-    """`prepare` that ends where it saves its progress for the first time."""
-    monkeypatch.setattr(tokenising, "_BATCH", 1 << 12)
-    monkeypatch.setattr(tokenising, "_SAVE", 1 << 15)
-    save = tokenising._Progress.save
-
-    def dying(self, files):
-        save(self, files)
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(tokenising._Progress, "save", dying)
-        with pytest.raises(Killed):
-            prepare(lines, out, 280, None)
-
-
-@pytest.mark.parametrize("damage", ["train.bin", "progress.json", "tokenizer.json", "settings"])
+@pytest.mark.parametrize("damage", ["parts", "progress.json", "tokenizer.json", "settings"])
 def test_progress_that_does_not_fit_begins_again(lines, tmp_path, monkeypatch, capsys, damage):
     """A damaged file, or other settings: the result is that of an undisturbed call."""
+    monkeypatch.setattr(tokenising, "_BATCH", 1 << 14)
     size = 270 if damage == "settings" else 280
     prepare(lines, tmp_path / "whole", size, None)
     interrupted(monkeypatch, lines, tmp_path / "cut")
-    if damage != "settings":
+    if damage == "parts":
+        (path,) = (tmp_path / "cut" / "parts").glob("*.safetensors")
+        raw = path.read_bytes()
+        path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    elif damage != "settings":
         path = tmp_path / "cut" / damage
         path.write_bytes(path.read_bytes()[:-3])
+    capsys.readouterr()
     prepare(lines, tmp_path / "cut", size, None)
-    assert "does not fit: --data is tokenised from the beginning" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    if damage == "parts":
+        assert "(its SHA-256 differs); it is written again" in said
+    else:
+        assert "does not fit: --data is tokenised from the beginning" in said
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
 def test_texts_that_change_meanwhile_are_noticed(lines, tmp_path, monkeypatch):
     """Before the place where an interrupted call goes on, and behind it."""
+    monkeypatch.setattr(tokenising, "_BATCH", 1 << 14)
     interrupted(monkeypatch, lines, tmp_path / "out")
     file = tmp_path / "data" / "texts.jsonl"
     text = file.read_text()

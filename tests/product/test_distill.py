@@ -24,7 +24,7 @@ from specjax.training.jobs import distill
 from specjax.training.jobs.distill import Distill, DistillOptions
 from specjax.training.material import Material
 from specjax.training.optimizer import gradient
-from specjax.training.sources import DRAFT, TARGET, TEXT, share_of_target, sources
+from specjax.training.sources import share_of_target
 from specjax.training.student import make_model
 from specjax.training.written import Written
 
@@ -171,41 +171,39 @@ def test_learning_inside_speculation():
     np.testing.assert_array_equal(rolled.emitted, state.length - toys.LENGTHS)
 
 
-def test_where_sequences_come_from():
-    """Mixed per sequence, every batch has all parts; mixed per batch, each has one; only the
-    step decides."""
-    options = DistillOptions(
-        **{**SMALL, "batch_size": 8, "sampled_fraction": 0.5, "draft_fraction": 0.25}
-    )
-    first, counts = sources(options, 3)
-    assert (counts[TEXT], counts[TARGET], counts[DRAFT]) == (2, 4, 2)
-    assert first == [3 * count for count in counts]
-    options = dataclasses.replace(options, mix="batch")
-    counts = np.array([sources(options, step)[1] for step in range(400)])
-    assert (counts.max(1) == 8).all() and (counts.sum(1) == 8).all()
-    np.testing.assert_allclose(counts.sum(0) / 3200, [0.25, 0.5, 0.25], atol=0.08)
-    assert (counts[7] == sources(options, 7)[1]).all()
+def test_where_sequences_come_from(tmp_path):
+    """Mixed per sequence, every batch has all parts; mixed per batch, each has one; inside
+    speculation all are windows of text; only the step decides."""
+    np.arange(4000, dtype=np.uint16).tofile(tmp_path / "ids")
+    text, made = Tokens(tmp_path / "ids"), job(sampled_fraction=0.5, draft_fraction=0.25)
+    made = dataclasses.replace(made, text=text)
+
+    def counts(made, step):
+        batch = made.batch(step)
+        answers = batch["drawn"].any(1)
+        assert not (answers & batch["own"]).any() and not made.options.online & answers.any()
+        assert batch["number"].tolist() == [4 * step + n for n in range(4)]
+        return [int(x.sum()) for x in (~answers & ~batch["own"], answers, batch["own"])]
+
+    assert [counts(made, step) for step in (7, 3, 7)] == [[1, 2, 1]] * 3
+    whole = dataclasses.replace(made, options=dataclasses.replace(made.options, mix="batch"))
+    found = np.array([counts(whole, step) for step in range(40)])
+    assert (found.max(1) == 4).all() and found.sum(0).tolist() == [40, 80, 40]
+    online = job(online=True, sampled_fraction=0.5, draft_fraction=0.25)
+    assert counts(dataclasses.replace(online, text=text), 3) == [4, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("rows", "target", "draft"),
-    [
-        *((1, 0.5, 0.0), (4, 0.1, 0.0), (8, 0.05, 0.0), (16, 0.03, 0.0), (4, 0.9, 0.0)),
-        *((1, 0.4, 0.6), (4, 0.1, 0.05), (3, 0.0, 1.0)),
-    ],
-)
-def test_shares_hold_over_steps(rows, target, draft):
-    """For any batch size, every part has had its share after every step, to within a sequence,
-    and its rows come in order, each once."""
-    changes = {"batch_size": rows, "sampled_fraction": target, "draft_fraction": draft}
-    options = DistillOptions(**{**SMALL, **changes})
-    wanted, total = np.array([1 - target - draft, target, draft]) * rows, np.zeros(3)
-    for step in range(400):
-        first, counts = sources(options, step)
-        assert first == total.tolist() and min(counts) >= 0 and sum(counts) == rows
-        total += counts
-        assert (abs(total - wanted * (step + 1)) <= 1).all()
-    assert ((total > 0) == (wanted > 1e-9)).all()
+def test_packed_answers_beside_text(tmp_path):
+    """Rows of text then have an array of starts, too, in which none begins."""
+    np.arange(4000, dtype=np.uint16).tofile(tmp_path / "ids")
+    made = job(sampled_fraction=0.5)
+    assert made.written is not None
+    made = dataclasses.replace(
+        made, text=Tokens(tmp_path / "ids"), written=made.written.packed()
+    )  # fmt: skip
+    batch = made.batch(0)
+    answers = batch["drawn"].any(1)
+    assert batch["starts"].any(1).tolist() == answers.tolist() and answers.sum() == 2
 
 
 def test_the_share_of_the_target_is_inferred(capsys):
@@ -277,7 +275,7 @@ def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
 def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
     """What is held out is the same for any number of devices."""
     wanted = job(eval_batches=1).evaluate(toys.truncated())
-    monkeypatch.setattr("specjax.training.jobs.distill_job.row_parts", lambda mesh: 3)
+    monkeypatch.setattr("specjax.training.jobs.distill.row_parts", lambda mesh: 3)
     report = job(eval_batches=1).evaluate(toys.truncated())
     assert report == pytest.approx(wanted, rel=1e-5) and report["held_out_kl"] > 0
 

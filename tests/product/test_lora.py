@@ -14,8 +14,9 @@ from lora_folders import NAMES, RANK, adapter, base, pair, tensors, write
 from test_families import make
 
 import specjax
+from experiments import ablation
 from specjax.training.dataset import model_hashes, read_masked
-from specjax.training.jobs import ablation, distill, generate
+from specjax.training.jobs import distill, generate
 
 
 def same(loaded, merged, source, folder):

@@ -13,7 +13,7 @@ import pytest
 import trained
 from toys import TRANSFORMERS as toys
 
-from specjax.training.jobs import ablation
+from experiments import ablation
 from train import bench
 
 TINY = ["--target", "checkpoints/tiny/target", "--draft", "checkpoints/tiny/draft"]

@@ -16,7 +16,7 @@ from specjax.models.transformer import head_matrix
 from specjax.training import lora
 from specjax.training.corpus import Tokens
 from specjax.training.jobs import medusa
-from specjax.training.jobs.medusa_job import labels_ahead
+from specjax.training.jobs.medusa import labels_ahead
 from specjax.training.loop import LoopOptions
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer
@@ -99,7 +99,7 @@ def test_heads_learn(finished):
     """On held-out text the heads rank later tokens better than the target's head, with which
     they start."""
     target = specjax.load(TARGET)
-    texts = Tokens(finished / "corpus" / "held_out.bin").batch(0, 4, 48, 0)[:, :-1]
+    texts = Tokens(finished / "corpus" / "held_out.bin").rows(48, 0).batch(4)[0]["tokens"][:, :-1]
     ranks = [
         measure_ranks(
             target.model,

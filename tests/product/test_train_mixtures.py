@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -17,10 +18,11 @@ from test_distill import job
 from toys import TRANSFORMERS as toys
 from trained import metrics
 
-from specjax.training.ahead import Ahead
 from specjax.training.corpus import Tokens
 from specjax.training.jobs import distill, generate
-from specjax.training.mixture import Mixture, turns
+from specjax.training.loop import _batches
+from specjax.training.mixture import Mixture
+from specjax.training.ordering import turns
 from specjax.training.written import Written
 
 
@@ -43,9 +45,9 @@ def test_a_mixture_of_texts(tmp_path):
         np.full(1000, number, np.uint16).tofile(tmp_path / str(number))
         parts.append(Tokens(tmp_path / str(number)))
     mixture = Mixture(tuple(parts), (3.0, 1.0))
-    rows = mixture.rows(0, 40, 16, 5)
+    rows = mixture.rows(16, 5).batch(40)[0]["tokens"]
     assert rows[:, 0].sum() == 10 and (rows == rows[:, :1]).all()
-    np.testing.assert_array_equal(mixture.batch(3, 8, 16, 5), rows[24:32])
+    np.testing.assert_array_equal(mixture.rows(16, 5).batch(8)[3]["tokens"], rows[24:32])
     assert mixture.windows(16) == round(61 * 4 / 3 + 0.5)
 
 
@@ -64,11 +66,10 @@ def test_answers_by_weights():
     """Rows of several sources come in their shares, each source in an order of its own."""
     parts = {i: Written.of(sequences(9, 15, i), 15) for i in (0, 2)}
     joined = Written.joined(parts, (3.0, 9.0, 1.0))
-    taken = joined.rows(0, 36, 4)
-    assert taken.origin is not None
-    assert np.bincount(taken.origin).tolist() == [27, 0, 9]
-    mine = taken.tokens[taken.origin == 2]
-    assert len(np.unique(mine, axis=0)) == 9, "an epoch"
+    taken = joined.rows(4).batch(36)[0]["tokens"]
+    for part, epochs in ((parts[0], 3), (parts[2], 1)):
+        mine = (taken[:, None] == part.tokens).all(2)
+        assert mine.sum() == 9 * epochs and (mine.sum(0) == epochs).all()
 
 
 def test_packed_sequences_are_learned_as_if_they_were_alone():
@@ -154,8 +155,8 @@ def test_nothing_to_pack(tmp_path):
 
 
 def test_batches_are_made_ahead():
-    """Two are made before they are asked for, in order; an error comes with its own step; and
-    closing does not wait for what nobody asked for."""
+    """Two are made before they are asked for, in order, from any state on; an error comes with its
+    own step; and closing does not wait for what nobody asked for."""
     made, gate = [], threading.Event()
 
     def batch(step):
@@ -166,13 +167,18 @@ def test_batches_are_made_ahead():
             gate.set()
         return step
 
-    ahead = Ahead(batch, 6)
-    assert ahead.of(0) == 0 and gate.wait(10)
+    job = types.SimpleNamespace(batch=batch)
+    ahead = _batches(job, 6, None, 0)
+    assert next(ahead) == 0 and gate.wait(10)
     assert made == [0, 1, 2]
-    assert [ahead.of(step) for step in (1, 2, 3)] == [1, 2, 3]
+    assert [next(ahead) for _ in range(3)] == [1, 2, 3]
+    state = ahead.get_state()
     with pytest.raises(ValueError, match="step 4"):
-        ahead.of(4)
-    assert ahead.of(5) == 5
+        next(ahead)
     began = time.monotonic()
     ahead.close()
-    assert time.monotonic() - began < 5 and made == [0, 1, 2, 3, 5]
+    assert time.monotonic() - began < 5 and set(made) <= {0, 1, 2, 3, 5}
+    again = _batches(types.SimpleNamespace(batch=lambda step: step), 6, state, 0)
+    assert list(again) == [4, 5]
+    older = _batches(types.SimpleNamespace(batch=lambda step: step), 6, None, 5)
+    assert list(older) == [5]

@@ -18,7 +18,7 @@ from trained import metrics
 from specjax import load
 from specjax.training.divergences import DIVERGENCES, acceptance
 from specjax.training.jobs import distill, generate, teacher
-from specjax.training.jobs.distill_job import Distill
+from specjax.training.jobs.distill import Distill
 from specjax.training.recorded import MANIFEST, Recorded
 from specjax.training.top import folded, top_of
 
@@ -220,11 +220,10 @@ def test_answers_that_the_target_wrote(tmp_path):
     assert made.request.counts == (6, 12, 8)
     drawn = made.rows(list(range(6, 18)))["drawn"]
     assert drawn.any(1).all() and not drawn[:, :7].any()
-    options = distill.DistillOptions(
-        sampled_fraction=0.5, sequence_length=32, sampled_prompt=8, batch_size=4
-    )
-    batch = made.batch(options, 1)
-    assert batch["drawn"].any(1).tolist() == [False, False, True, True]
+    mixed, whole = made.batches(4, 0.5, 0)[1], made.batches(4, 0.5, 0, whole=True)
+    assert mixed["drawn"].any(1).tolist() == [True, False, True, False]
+    assert [whole[step]["drawn"].any(1).sum() for step in range(4)] == [4, 0, 4, 0]
+    assert mixed["number"].tolist() == [4, 5, 6, 7]
     lines = run(
         tmp_path / "run", "--target", str(trained.target()), "--eval-prompts", "2",
         "--eval-tokens", "8", "--sampled-prompt", "8", "--steps", "1", folder=folder,

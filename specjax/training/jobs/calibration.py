@@ -14,14 +14,14 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
 
 from specjax.files import read_json
 from specjax.options.fields import flag
 from specjax.parallel import leader
-from specjax.training.jobs.distill_job import Distill
 from specjax.training.jobs.distill_options import AUTO, DistillOptions, annealing
-from specjax.training.loop import fit
+from specjax.training.loop import Job, fit
 from specjax.training.mesh import together
 from specjax.training.record import write
 
@@ -31,7 +31,18 @@ Results = dict[str, dict[str, float | str]]
 """tau, tau_low and tau_high of each loss, or `failure` with a message."""
 
 
-def calibrated(job: Distill) -> Distill:
+class _Distillation(Job, Protocol):
+    """A job of `train.distill`, whose loss can be changed."""
+
+    options: DistillOptions
+
+    def with_options(self: T, options: DistillOptions, facts: Mapping[str, Any]) -> T: ...
+
+
+T = TypeVar("T", bound=_Distillation)
+
+
+def calibrated(job: T) -> T:
     """Returns the job with the loss that reaches the best tau on a short schedule.
 
     A finished training is not repeated, and an interrupted one resumes.
@@ -71,7 +82,7 @@ def calibrated(job: Distill) -> Distill:
     return job.with_options(options, {"auto": {"chosen": chosen, "losses": asked}})
 
 
-def _try(job: Distill, loss: str, steps: int, out: pathlib.Path) -> dict[str, float | str]:
+def _try(job: _Distillation, loss: str, steps: int, out: pathlib.Path) -> dict[str, float | str]:
     o = job.options
     options = dataclasses.replace(
         o,

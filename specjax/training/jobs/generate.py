@@ -78,9 +78,8 @@ def generate(options: GenerateOptions) -> None:
         _, text, _ = prepare(
             options.source, out / "corpus", target.model.vocab_size, options.tokenizer_file
         )
-        shards = range(-(-options.sequences // rows))
-        batches = (text.batch(n, rows, options.prompt_tokens - 1, options.seed) for n in shards)
-        return [row for batch in batches for row in batch.tolist()][: options.sequences]
+        found = text.rows(options.prompt_tokens - 1, options.seed)
+        return [found[number]["tokens"].tolist() for number in range(options.sequences)]
 
     def lines(target: LanguageModel) -> list[list[int]]:
         return encode_file(target, pathlib.Path(str(options.prompts)))

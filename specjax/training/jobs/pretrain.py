@@ -27,6 +27,7 @@ from specjax.training.loop import fit
 from specjax.training.losses import chunked, cross_entropy, with_cap
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.mixture import Mixture, WeightOptions
+from specjax.training.ordering import Rows
 from specjax.training.record import named
 from specjax.training.student import (
     ModelOptions,
@@ -94,9 +95,16 @@ class Pretrain:
     def init(self) -> Arrays:
         return initial_params(self.model, self.options, self.mesh)
 
-    def batch(self, step: int) -> np.ndarray:
+    @functools.cached_property
+    def batches(self) -> Rows:
+        return self._rows(self.train, self.options.seed)
+
+    def _rows(self, text: Tokens | Mixture, seed: int) -> Rows:
         o = self.options
-        return self.train.batch(step, o.batch_size, o.sequence_length, o.seed)
+        return text.rows(o.sequence_length, seed).batch(o.batch_size)
+
+    def batch(self, step: int) -> np.ndarray:
+        return self.batches[step]["tokens"]
 
     def show(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens, all of which are learned, for --show-mask."""
@@ -115,11 +123,11 @@ class Pretrain:
         return jax.jit(lambda params, batch: self.loss(params, None, batch)[0])
 
     def evaluate(self, params: Arrays) -> dict[str, float]:
-        o = self.options
-        losses = []
-        for i in range(o.eval_batches):
-            batch = self.held_out.batch(i, o.batch_size, o.sequence_length, 0)
-            losses.append(self._measure(params, lay_batch(batch, self.mesh)))
+        held_out = self._rows(self.held_out, 0)
+        losses = [
+            self._measure(params, lay_batch(held_out[i]["tokens"], self.mesh))
+            for i in range(self.options.eval_batches)
+        ]
         return {"held_out_loss": float(np.mean(losses))}
 
     @property

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import pathlib
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,14 +27,15 @@ from specjax.options.fields import at_least, option
 from specjax.parallel import row_parts, to_host
 from specjax.sampling import Sampling
 from specjax.training import recorded, tables
-from specjax.training.corpus import TextOptions, Tokens, starts_of_documents
+from specjax.training.corpus import TextOptions, starts_of_documents
 from specjax.training.drafters import KINDS, default_taps
 from specjax.training.lock import alone
 from specjax.training.loop_options import MeshOptions
 from specjax.training.losses import Teacher, log_target, mapped
 from specjax.training.material import Material, gather
 from specjax.training.mesh import lay_batch, mesh_of_sizes, mesh_sizes
-from specjax.training.mixture import Mixture, WeightOptions
+from specjax.training.mixture import WeightOptions
+from specjax.training.ordering import Rows
 from specjax.training.recorded import Request
 from specjax.training.student import read_layers
 from specjax.training.targets import ServedOptions, dtype_of, fitted, load_target, reader
@@ -114,60 +116,34 @@ class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sequences:
-    """The sequences of a recording in order: of text, with answers, and held out."""
+def sequences(options: TeacherOptions, material: Material) -> tuple[tuple[int, int, int], Rows]:
+    """Returns the rows of a recording: of text, with answers, and held out; and their counts.
 
-    options: TeacherOptions
-    material: Material
+    Sources with weights take turns until there are as many rows as they have.
+    """
+    o, length = options, options.sequence_length
+    text, written, held_out = material.text, material.written, material.held_out
+    parts: list[tuple[int, Rows]] = []
+    if text is not None:
+        parts.append((o.sequences or text.windows(length), text.rows(length, o.seed)))
+    if written is not None:
+        rows = _in_order(written) if written.origin is None else written.rows(o.seed)
+        parts.append((len(written.tokens), rows))
+    if isinstance(held_out, Written):
+        parts.append((min(o.held_out, len(held_out.tokens)), _in_order(held_out)))
+    else:
+        parts.append((min(o.held_out, held_out.windows(length)), held_out.rows(length, 0)))
+    counts = [count for count, _ in parts]
+    whole = (
+        counts.pop(0) if text is not None else 0,
+        counts.pop(0) if written is not None else 0,
+        counts.pop(0),
+    )
+    return whole, grain.MapDataset.concatenate([rows[:count] for count, rows in parts])
 
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        o, text, written = self.options, self.material.text, self.material.written
-        windows = 0 if text is None else o.sequences or text.windows(o.sequence_length)
-        answers = 0 if written is None else len(written.tokens)
-        held_out = self.material.held_out
-        most = (
-            held_out.windows(o.sequence_length)
-            if isinstance(held_out, Tokens | Mixture)
-            else len(held_out.tokens)
-        )
-        return windows, answers, min(o.held_out, most)
 
-    def rows(self, numbers: range) -> Written:
-        """Returns the sequences of these numbers."""
-        windows, answers, _ = self.counts
-        made = [self._row(number, windows, answers) for number in numbers]
-        tokens, drawn, limit = (
-            np.concatenate(x)
-            for x in zip(*((row.tokens, row.drawn, row.limit) for row in made), strict=True)
-        )
-        return Written(tokens, drawn, limit)
-
-    def _row(self, number: int, windows: int, answers: int) -> Written:
-        material = self.material
-        if number < windows:
-            assert material.text is not None
-            return self._text(material.text, number, self.options.seed)
-        if number < windows + answers:
-            assert material.written is not None
-            return self._answer(material.written, number - windows)
-        number -= windows + answers
-        if isinstance(material.held_out, Tokens | Mixture):
-            return self._text(material.held_out, number, 0)
-        return material.held_out.at(np.array([number]))
-
-    def _answer(self, written: Written, number: int) -> Written:
-        """Returns one sequence; sources with weights take turns until as many were taken."""
-        if written.origin is None:
-            return written.at(np.array([number]))
-        row = written.rows(number, 1, self.options.seed)
-        return Written(row.tokens, row.drawn, row.limit)
-
-    def _text(self, text: Tokens | Mixture, number: int, seed: int) -> Written:
-        length = self.options.sequence_length
-        drawn, limit = np.zeros((1, length), np.float32), np.full(1, length, np.int32)
-        return Written(text.rows(number, 1, length, seed), drawn, limit)
+def _in_order(written: Written) -> Rows:
+    return grain.MapDataset.range(len(written.tokens)).map(written.row)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -188,7 +164,7 @@ def record(options: TeacherOptions) -> None:
     material = gather(options, target, options.settings)
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    sequences = Sequences(options, material)
+    counts, rows = sequences(options, material)
     request = Request(
         hashes=material.inputs,
         settings=options.settings,
@@ -198,7 +174,7 @@ def record(options: TeacherOptions) -> None:
         length=options.sequence_length,
         chunk=options.chunk or 64,
         vocab_size=size,
-        counts=sequences.counts,
+        counts=counts,
         share=material.share,
         hidden_size=config.hidden_size if options.has_states else 0,
         taps=taps,
@@ -208,14 +184,14 @@ def record(options: TeacherOptions) -> None:
         request = dataclasses.replace(request, chunk=most)
     ask = jax.jit(functools.partial(_said, options, reader(target), request, end))
     parts = row_parts(mesh)
-    rows = -(-options.batch_size // parts) * parts
+    size = -(-options.batch_size // parts) * parts
 
     def outputs(tokens: np.ndarray) -> recorded.Said:
         found = []
-        for first in range(0, len(tokens), rows):
-            part = tokens[first : first + rows]
+        for first in range(0, len(tokens), size):
+            part = tokens[first : first + size]
             # Filled up with its first sequence, so that no other shape is compiled.
-            full = np.concatenate([part, np.repeat(part[:1], rows - len(part), axis=0)])
+            full = np.concatenate([part, np.repeat(part[:1], size - len(part), axis=0)])
             said = to_host(ask(target.params, lay_batch(full, mesh)))
             found.append({name: x[: len(part)] for name, x in said.items()})
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
@@ -227,7 +203,7 @@ def record(options: TeacherOptions) -> None:
     files = {name: files[name] for name in kept if name in files}
     if options.has_states:
         files[tables.FILE] = tables.packed(target)
-    recorded.write(out, request, lambda n: sequences.rows(request.rows(n)), outputs, files)
+    recorded.write(out, request, rows.batch(request.chunk), outputs, files)
     print(f"wrote {out}", flush=True)
 
 
