@@ -1,4 +1,4 @@
-"""What a step emits: tokens cut at EOS and limit, their log-probabilities, and the counts."""
+"""Commits a step: tokens cut at EOS and limit, their log-probabilities, and the counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specjax.types import ABSENT, DecodeState, Stats, StepInfo
 def emit(
     state: DecodeState, accepted: Array, num_accepted: Array, next_token: Array
 ) -> tuple[Array, Array, Array]:
-    """The accepted drafts and then the next token, cut at an EOS and at the limit.
+    """Returns the accepted drafts and then the next token, cut at an EOS and at the limit.
 
     accepted r a b b     num_accepted 2, next_token x     ->  emitted a b x .    count 3
 
@@ -48,7 +48,7 @@ def record(
     warped: Array,
     num_logprobs: int | None,
 ) -> Logprobs | None:
-    """The buffers `state.logprobs` with the log-probabilities of a step's emitted tokens.
+    """Returns the buffers `state.logprobs` with the log-probabilities of a step's emitted tokens.
 
     Args:
       state: before the step.
@@ -68,7 +68,7 @@ def record(
 
 
 def write(buffer: Array, new: Array, start: Array) -> Array:
-    """Write `new` [B, T, ...] into `buffer` [B, L, ...] from slot `start` [B] on."""
+    """Writes `new` [B, T, ...] into `buffer` [B, L, ...] from slot `start` [B] on."""
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
     return jax.vmap(update)(buffer, new, start)
 

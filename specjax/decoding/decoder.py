@@ -81,7 +81,7 @@ _Made = tuple[Verdict, ModelOutput, Array]
 
 @struct.dataclass
 class Verification:
-    """What a pass of the target says about a proposal.
+    """The judgement of a proposal by a pass of the target.
 
     It is the result of `Decoder.verify`, which `Decoder.commit` takes.
     """
@@ -164,7 +164,7 @@ class Decoder:
         eos: Array | np.ndarray | None = None,
         documents: Array | np.ndarray | None = None,
     ) -> DecodeState:
-        """Read the prompts.
+        """Reads the prompts.
 
         Args:
           params: arrays of the target and the proposer.  If they are on a mesh, the state will be
@@ -212,7 +212,7 @@ class Decoder:
         return start(self, placed, params, inputs)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
-        """`propose`, `verify`, `commit`.  It is pure and not jitted, like each of them."""
+        """Runs `propose`, `verify` and `commit`.  It is pure and not jitted, like each of them."""
         # Once, since XLA would compute the same noise twice.  A proposer of several widths often
         # needs none, and the verification of fewer nodes needs less.
         draw = None if self.proposer.narrower else self._draw(state)
@@ -227,7 +227,7 @@ class Decoder:
     def propose(
         self, params: Params, state: DecodeState, draw: Draw | None = None
     ) -> tuple[Proposal, DecodeState]:
-        """Draft a tree of tokens below the pending token of each row.
+        """Drafts a tree of tokens below the pending token of each row.
 
         Only `params.proposer` is used.
         """
@@ -258,7 +258,7 @@ class Decoder:
     def verify(
         self, params: Params, state: DecodeState, proposal: Proposal, draw: Draw | None = None
     ) -> Verification:
-        """Read the proposal in one pass of the target, and apply the rule.
+        """Reads the proposal in one pass of the target, and applies the rule.
 
         The proposal need not come from `propose`: the text is exact for any proposal that is as
         `Proposal` says.  Drafts deeper than a row's `num_drafts` are dropped.
@@ -308,7 +308,7 @@ class Decoder:
         tree: Tree,
         draw: Draw | None,
     ) -> _Made:
-        """Read the first `width` nodes, warp the logits after them, and judge the drafts.
+        """Reads the first `width` nodes, warps the logits after them, and judges the drafts.
 
         The results of the other nodes are 0.
         """
@@ -339,7 +339,7 @@ class Decoder:
     def commit(
         self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
     ) -> tuple[DecodeState, StepInfo]:
-        """Commit the accepted drafts and the next token, up to an EOS or the row's limit."""
+        """Commits the accepted drafts and the next token, up to an EOS or the row's limit."""
         verdict, tree, out = verification.verdict, verification.tree, verification.output
         proposal = dataclasses.replace(proposal, parent=tree.parent)
         path, num_accepted = _at(tree.path, verdict.node), _at(tree.depth, verdict.node)
@@ -371,7 +371,7 @@ class Decoder:
     def run(
         self, params: Params, state: DecodeState, max_steps: int | Array = 2**31 - 1
     ) -> DecodeState:
-        """Step until every row is done, or `max_steps` times, in one XLA program.
+        """Steps until every row is done, or `max_steps` times, in one XLA program.
 
         The state is donated: its buffers are reused, and the state passed in cannot be used again.
         """
@@ -380,7 +380,7 @@ class Decoder:
     def lower(
         self, params: Params, state: DecodeState, platform: str | None = None
     ) -> jax.stages.Lowered:
-        """The program of `run`, to be compiled ahead of time, as by `lower(...).compile()`.
+        """Returns the program of `run`, to be compiled ahead of time, as by `lower(...).compile()`.
 
         Args:
           params, state: arrays, or a `jax.ShapeDtypeStruct` for each, with its sharding.
@@ -393,7 +393,7 @@ class Decoder:
     def stream(
         self, params: Params, state: DecodeState, steps_per_chunk: int = 8
     ) -> Generator[DecodeState, Array | np.ndarray | None, None]:
-        """`run` a few steps at a time, and yield the state after each until all rows are done.
+        """Runs a few steps at a time, and yields the state after each turn until all rows are done.
 
         Use a yielded state before you resume the generator: resuming donates it.  `send` a bool [B]
         to stop rows.
@@ -406,7 +406,7 @@ class Decoder:
                 state = dataclasses.replace(state, done=state.done | jnp.asarray(stop))
 
     def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
-        """Put `row`, a state of one row, into `slot` of `state` (continuous batching).
+        """Puts `row`, a state of one row, into `slot` of `state` (continuous batching).
 
         `state` is donated.
 
@@ -429,7 +429,7 @@ class Decoder:
         return _insert(layout(state), state, jnp.asarray(slot), row)
 
     def _draw(self, state: DecodeState, width: int | None = None) -> SharedDraw | IndependentDraw:
-        """The randomness of a step, of the kind that the rule needs, or that of so many nodes."""
+        """Returns the randomness of a step, of the kind that the rule needs."""
         size, position = self.target.vocab_size, state.length - 1
         if self.rule.shared_noise:
             sampled = (state.sampling.temperature > 0).any()
@@ -439,7 +439,7 @@ class Decoder:
         return IndependentDraw.create(state.key, position, size, self.proposer.num_nodes)
 
     def _warp(self, state: DecodeState, logits: Array, path: Array | None = None) -> Array:
-        """Logits [B, M, V] after each `path` [B, M, D] -> logits of the sampled distribution."""
+        """Maps logits [B, M, V] after each `path` [B, M, D] to those of the sampled distribution."""
         # A draft model with its own vocabulary cannot use settings about the target's tokens.
         if state.processors is not None and logits.shape[-1] == self.target.vocab_size:
             logits = process(state, logits, path, self.logits_processor, self.capacity)

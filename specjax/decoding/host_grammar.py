@@ -1,4 +1,4 @@
-"""`Guided`: a decoder whose host says, between two programs, what may follow each node.
+"""`Guided`: a decoder whose host computes, between two programs, the mask of each node.
 
     propose  ->  tokens of the tree  ->  masks, on the host  ->  verify, commit
 
@@ -49,13 +49,13 @@ class Guided:
     prompt_length: np.ndarray
 
     def prefill(self, params: Params, *prompt: Any, **inputs: Any) -> DecodeState:
-        """As `Decoder.prefill`."""
+        """Reads the prompts as `Decoder.prefill` does."""
         return self.decoder.prefill(params, *prompt, **inputs)
 
     def run(
         self, params: Params, state: DecodeState, max_steps: int | Array = _FOREVER
     ) -> DecodeState:
-        """As `Decoder.run`.
+        """Steps as `Decoder.run` does.
 
         Raises:
           ValueError: nothing may follow a text, or its matcher gave up.
@@ -65,7 +65,7 @@ class Guided:
     def stream(
         self, params: Params, state: DecodeState, steps_per_chunk: int = 8
     ) -> Generator[DecodeState, Array | np.ndarray | None, None]:
-        """As `Decoder.stream`, with the errors of `run`."""
+        """Yields states as `Decoder.stream` does, with the errors of `run`."""
         matchers = self._matchers(state)
         while not to_host(state.done).all():
             state = self._steps(params, state, matchers, steps_per_chunk)
@@ -122,7 +122,7 @@ def _verify(
     proposal: Proposal,
     masks: np.ndarray,
 ) -> tuple[DecodeState, tuple[Array, Array, Array]]:
-    """The state after the proposal, and what the host must know: tokens, their counts, and ends."""
+    """Returns the state after the proposal, and for the host the tokens, their counts, and ends."""
     processors = Processors() if state.processors is None else state.processors
     masked = dataclasses.replace(
         state, processors=dataclasses.replace(processors, masks=jnp.asarray(masks))

@@ -69,7 +69,7 @@ def check_given(
     limit: Array | np.ndarray,
     num_drafts: Array | np.ndarray | None,
 ) -> None:
-    """Refuse arguments of `Decoder.prefill` that do not fit `model` and `capacity`.
+    """Raises ValueError for arguments of `Decoder.prefill` that do not fit `model` and `capacity`.
 
     Types and shapes are checked even if an array is traced.  Values are checked only if this
     process holds the whole array.
@@ -138,7 +138,7 @@ def _is_held(value: Array | np.ndarray) -> bool:
 
 
 def check_slot(slot: int | Array, rows: int, new: int) -> None:
-    """Refuse to insert `new` rows instead of one, or a concrete slot that is not in [0, rows)."""
+    """Raises ValueError for `new` rows instead of one, or for a concrete slot not in [0, rows)."""
     if new != 1:
         raise ValueError(f"row holds {new} rows, and insert takes one: prefill them one at a time")
     if isinstance(slot, Tracer):
@@ -150,7 +150,7 @@ def check_slot(slot: int | Array, rows: int, new: int) -> None:
 
 
 def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) -> None:
-    """Trace a user's function without running it.  Raises ValueError unless it maps [V] to [V]."""
+    """Traces a user's function without running it.  Raises ValueError unless it maps [V] to [V]."""
     shapes = [((vocab_size,), jnp.float32), ((capacity,), jnp.int32), ((vocab_size,), jnp.int32)]
     wanted = "pass a JAX function (logits [V], text [capacity], counts [V]) -> logits [V]"
     hashable("logits_processor", function)

@@ -25,14 +25,14 @@ class Logprobs:
 
     @classmethod
     def zeros(cls, batch: int, size: int, num_top: int) -> Logprobs:
-        """Empty buffers for L = `size` slots and n = `num_top` tokens per slot."""
+        """Returns empty buffers for L = `size` slots and n = `num_top` tokens per slot."""
         one = jnp.zeros((batch, size), jnp.float32)
         top = jnp.zeros((batch, size, num_top), jnp.float32)
         return cls(one, one, top.astype(jnp.int32), top)
 
     @classmethod
     def measure(cls, logits: Array, warped: Array, tokens: Array, num_top: int) -> Logprobs:
-        """Log-probabilities of `tokens` [B, T].
+        """Returns the log-probabilities of `tokens` [B, T].
 
         `logits` and `warped` [B, T, V] are those of the node after which each token was drawn.
         """
@@ -45,7 +45,7 @@ class Logprobs:
         return cls(of(raw), of(warped), top_ids.astype(jnp.int32), top)
 
     def row(self, index: int, start: int, count: int) -> Logprobs:
-        """Slots `start` to `start + count` of a row, as NumPy arrays on the host without the B."""
+        """Returns slots `start` to `start + count` of a row, as NumPy arrays without the axis B."""
 
         def cut(leaf: Array) -> np.ndarray:
             return np.asarray(leaf[index, start : start + count])

@@ -47,12 +47,12 @@ class Parts(Protocol):
 
 
 def slots_ahead(proposer: Proposer) -> int:
-    """How many slots of the target's cache a step may write after the committed tokens."""
+    """Returns the number of cache slots that a step may write after the committed tokens."""
     return max(proposer.num_nodes, proposer.scratch)
 
 
 def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
-    """The token ids that end each row, as [B, ids] int32 padded with ABSENT.
+    """Returns the token ids that end each row, as [B, ids] int32 padded with ABSENT.
 
     The number of ids is rounded up to a multiple of four, so that few shapes are compiled.
 
@@ -87,7 +87,7 @@ def start(
 
 
 def check_memory(decoder: Parts, placed: Placed, params: Params, inputs: RowInputs) -> None:
-    """Refuse a state that cannot fit, before anything is allocated.
+    """Raises ValueError for a state that cannot fit, before anything is allocated.
 
     The bytes needed are those of the state that `start` would return, and of the logits of one
     step, which is the least scratch memory that a step needs.  The parameters are already
@@ -111,7 +111,7 @@ def check_memory(decoder: Parts, placed: Placed, params: Params, inputs: RowInpu
 
 
 def _on_a_mesh(x: Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding | None:
-    """The sharding of an array on a mesh.
+    """Returns the sharding of an array on a mesh.
 
     It is None for a host array and for one on a single device: both give the same trace.
     """
@@ -146,7 +146,7 @@ def _read_prompts(
     prompt: Array | np.ndarray,
     prompt_length: Array | np.ndarray,
 ) -> tuple[Array, Array | None, Cache]:
-    """Read the prompts without their last tokens.
+    """Reads the prompts without their last tokens.
 
     Args:
       shape: ((capacity, slots for staged tokens), taps).
@@ -172,7 +172,7 @@ def _read_prompts(
 
 
 def begin(decoder: Parts, cache: Cache, proposer: ArrayTree, inputs: RowInputs) -> DecodeState:
-    """The state of rows whose prompts have been read elsewhere, on one device.
+    """Returns the state of rows whose prompts have been read elsewhere, on one device.
 
     Args:
       decoder: reads no prompt.
@@ -198,7 +198,7 @@ def _begin(
     states: list[Array | None],
     inputs: RowInputs,
 ) -> DecodeState:
-    """The state of rows whose prompts the target has read.
+    """Returns the state of rows whose prompts the target has read.
 
     `params` are the proposer's.  `states` are the hidden states that `_read_prompts` returns.
     """
@@ -218,7 +218,7 @@ def _begin(
 
 
 def _of_rows(decoder: Parts, mesh: Mesh | None, cache: Cache, inputs: RowInputs) -> DecodeState:
-    """The state of rows, without that of the proposer."""
+    """Returns the state of rows, without that of the proposer."""
     rows, width = inputs.prompt.shape
     prompt, prompt_length, limit, num_drafts, eos = map(
         jnp.asarray,

@@ -55,24 +55,24 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """The figures by name, with `tokens_per_second`."""
+        """Returns the figures by name, with `tokens_per_second`."""
         return {**dataclasses.asdict(self), "tokens_per_second": self.tokens_per_second}
 
 
 def acceptance_rate(stats: Stats) -> float | None:
-    """Accepted / judged drafts, over all rows; None if no draft was judged."""
+    """Returns accepted / judged drafts, over all rows; None if no draft was judged."""
     tested = int(np.sum(stats.tested))
     return int(np.sum(stats.accepted)) / tested if tested else None
 
 
 def mean_accepted_length(stats: Stats) -> float:
-    """New tokens per target pass, over all rows; 0 if there was no pass."""
+    """Returns the new tokens per target pass, over all rows; 0 if there was no pass."""
     passes = int(np.sum(stats.target_passes))
     return int(np.sum(stats.emitted)) / passes if passes else 0.0
 
 
 def summarize(stats: Stats, tokens: int, seconds: float, compile_seconds: float = 0.0) -> Summary:
-    """The figures of a call that returned `tokens` new tokens."""
+    """Returns the figures of a call that returned `tokens` new tokens."""
     return Summary(
         acceptance_rate=acceptance_rate(stats),
         mean_accepted_length=mean_accepted_length(stats),
@@ -86,7 +86,7 @@ def summarize(stats: Stats, tokens: int, seconds: float, compile_seconds: float 
 
 
 def expected_accepted_length(alpha: float, num_drafts: int) -> float:
-    """The expected number of tokens per target pass with gamma = `num_drafts`.
+    """Returns the expected number of tokens per target pass with gamma = `num_drafts`.
 
     It is (1 - alpha^(gamma+1)) / (1 - alpha) if acceptances are independent (Leviathan et al. 2022,
     arXiv 2211.17192, equation 1).
@@ -95,7 +95,7 @@ def expected_accepted_length(alpha: float, num_drafts: int) -> float:
 
 
 def expected_speedup(alpha: float, num_drafts: int, draft_cost: float) -> float:
-    """The speed-up over plain decoding, if a pass that verifies costs no more than a plain one.
+    """Returns the speed-up over plain decoding, if a verifying pass costs no more than a plain one.
 
     Source: Leviathan et al. 2022, arXiv 2211.17192, theorem 3.8.
 

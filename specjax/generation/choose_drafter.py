@@ -22,7 +22,7 @@ from specjax.tuning import about, saved_plan
 def choose_drafter(
     target: LanguageModel, request: Request, rule: Rule, temperature: np.ndarray, mesh: Mesh | None
 ) -> tuple[Drafter, np.ndarray | None]:
-    """The drafter, and the greatest depth of each row's drafts [B]; None sets no limit.
+    """Returns the drafter, and the greatest depth of each row's drafts [B]; None sets no limit.
 
     `temperature` [B] is that of each row.
 
@@ -52,7 +52,7 @@ def choose_drafter(
 def _by_plan(
     target: LanguageModel, auto: Drafter, trees: Drafter, temperature: np.ndarray
 ) -> Drafter:
-    """`auto`, or what a saved plan says is faster than it and was made from the drafter `trees`."""
+    """Returns `auto`, or the faster drafter of a saved plan that was made from the drafter `trees`."""
     decoder = Decoder(target.model, auto.proposer, Match())
     plan = saved_plan(about(decoder, len(temperature), bool((temperature > 0).any())))
     faster = None if plan is None or plan.tree is None else plan.tree.made_from(trees)
@@ -62,7 +62,7 @@ def _by_plan(
 def drafts_of(
     target: LanguageModel, num_drafts: object, rows: int
 ) -> tuple[int, np.ndarray | None]:
-    """The depth for a draft model, and the greatest depth of each row's drafts (None: no limit)."""
+    """Returns the depth for a draft model, and each row's greatest depth (None: no limit)."""
     if num_drafts is None:
         return DEPTH, None
     most = target.model.max_positions
@@ -87,7 +87,7 @@ def _auto(
     depth: int,
     temperature: np.ndarray,
 ) -> Drafter:
-    """The drafter of `proposer="auto"`, and of a request that names none.
+    """Returns the drafter of `proposer="auto"`, and of a request that names no drafter.
 
     `drafts` is a draft model, or the drafter that was passed with `proposer="auto"`.
 

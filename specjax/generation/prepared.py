@@ -72,7 +72,7 @@ class Prepared:
 
     @property
     def padding(self) -> int:
-        """Rows to add so that the mesh divides the batch."""
+        """The number of rows to add so that the mesh divides the batch."""
         parts = row_parts(self.mesh)
         if self.overlapped is not None:
             parts = math.lcm(parts, row_parts(self.overlapped.draft_mesh))
@@ -80,7 +80,7 @@ class Prepared:
 
     @property
     def samples(self) -> bool:
-        """Whether a row has a temperature above 0."""
+        """True if a row has a temperature above 0."""
         return bool(np.any(np.asarray(self.sampling.temperature) > 0))
 
 
@@ -92,7 +92,7 @@ def prepare(
     mesh: Mesh | None = None,
     draft_mesh: Mesh | None = None,
 ) -> Prepared:
-    """Check each field of a request whose models are loaded, and choose what decodes it.
+    """Checks each field of a request whose models are loaded, and chooses what decodes it.
 
     Args:
       target: the model.
@@ -216,7 +216,7 @@ def _check_host(draft_mesh: Mesh | None) -> None:
 
 
 def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool]:
-    """The token ids of each prompt or conversation, and True if it was a single one, not a list."""
+    """Returns the token ids of each prompt or conversation, and True if it was not in a list."""
     more = request.chat_template_kwargs
     if more is not None and (
         request.messages is None
@@ -253,7 +253,7 @@ def check_length(role: str, model: LanguageModel, ids: list[list[int]], new: int
 
 
 def seeds_of(seed: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The seed of each row [B] uint32, and a number [B] int32 that is folded into its key.
+    """Returns the seed of each row [B] uint32, and a number [B] int32 folded into its key.
 
     The number is the row's index if all rows share one seed, and 0 if each row has its own seed.
     """

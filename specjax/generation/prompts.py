@@ -30,7 +30,7 @@ Conversation = list[Mapping[str, Any]]
 
 
 def read_text(path: pathlib.Path) -> str:
-    """A text file, without the mark that some editors put before UTF-8.
+    """Returns the text of a file, without the mark that some editors put before UTF-8.
 
     Raises:
       ValueError: the file is not UTF-8.
@@ -43,7 +43,7 @@ def read_text(path: pathlib.Path) -> str:
 
 
 def read_lines(path: pathlib.Path) -> list[tuple[int, str]]:
-    """The lines of a text file that are not blank, with their numbers from 1.
+    """Returns the lines of a text file that are not blank, with their numbers from 1.
 
     Only a newline ends a line: JSON texts may hold other characters that separate lines.
 
@@ -55,7 +55,7 @@ def read_lines(path: pathlib.Path) -> list[tuple[int, str]]:
 
 
 def read_file(path: pathlib.Path) -> list[str | Conversation]:
-    """The prompts of a file.
+    """Returns the prompts of a file.
 
     A `.jsonl`, `.ndjson` or `.json` file has one JSON object per line, with a text `prompt` or a
     conversation `messages`.  Any other file is one prompt.
@@ -92,7 +92,7 @@ def read_file(path: pathlib.Path) -> list[str | Conversation]:
 
 
 def encode_file(target: LanguageModel, path: pathlib.Path) -> list[list[int]]:
-    """The token ids of each prompt and conversation of a file.
+    """Returns the token ids of each prompt and conversation of a file.
 
     Raises:
       ValueError, OSError: as `read_file`, `encode` and `conversations`.
@@ -109,7 +109,7 @@ def encode_file(target: LanguageModel, path: pathlib.Path) -> list[list[int]]:
 
 
 def encode(target: LanguageModel, prompts: Prompts, called: str = "prompt") -> list[list[int]]:
-    """The token ids of each prompt, or of each text that is `called` something else.
+    """Returns the token ids of each prompt; errors call a text by the name `called`.
 
     Raises:
       ValueError: an empty prompt, ids outside the vocabulary, or a text without a tokenizer.
@@ -152,7 +152,7 @@ def encode(target: LanguageModel, prompts: Prompts, called: str = "prompt") -> l
 
 
 def padded_length(longest: int) -> int:
-    """The width of an array for prompts of up to `longest` tokens: 16, 24, 32, 48, 64, 96, ...
+    """Returns the width of an array for prompts up to `longest`: 16, 24, 32, 48, 64, 96, ...
 
     Prompts of similar lengths share a program, and less than a third of what the target reads is
     padding.
@@ -166,7 +166,7 @@ def padded_length(longest: int) -> int:
 def documents_of(
     target: LanguageModel, documents: object, rows: int, proposer: Proposer
 ) -> np.ndarray | None:
-    """The documents of each row [B, X] int32, as in `Block.documents`; X is a power of two.
+    """Returns the documents of each row [B, X] int32, as in `Block.documents`; X is a power of two.
 
     Args:
       target: the model whose tokenizer is used.
@@ -220,7 +220,7 @@ def documents_of(
 
 
 def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list[int]:
-    """The tokens of a text.  With `special` the tokenizer adds its special tokens, such as BOS.
+    """Returns the tokens of a text; with `special` also the tokenizer's special ones, such as BOS.
 
     Raises:
       ValueError: the text cannot be encoded; for example half of a surrogate pair has no bytes.
@@ -241,7 +241,7 @@ def conversations(
     messages: object,
     more: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
-    """The token ids of each conversation; `more` are variables for the chat template.
+    """Returns the token ids of each conversation; `more` are variables for the chat template.
 
     The template writes the special tokens itself, so the tokenizer adds none.
     """
@@ -270,7 +270,7 @@ def conversations(
 
 
 def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:
-    """The token ids that end each row."""
+    """Returns the token ids that end each row."""
     if eos is None:
         return [list(target.eos)] * rows
     entries = items(eos)
@@ -289,7 +289,7 @@ def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:
 def bad_word_ids(
     target: LanguageModel, words: object, ends: list[list[int]]
 ) -> list[Sequence[int]]:
-    """The banned token sequences; a text is banned as it is and with a space before it."""
+    """Returns the banned token sequences; a text is banned as it is and with a space before it."""
     banned: list[Sequence[int]] = []
     for word in word_list(words):
         if not isinstance(word, str):

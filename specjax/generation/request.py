@@ -37,7 +37,7 @@ Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
-    """What a call of `generate` asks of a target.
+    """A call of `generate`: a target, its prompts, and every option.
 
     "One, or one per prompt" means one value for all prompts, or a list with a value for each.
 
@@ -194,7 +194,7 @@ OTHER_WORDS = {
 
 
 def make_request(prompts: Prompts | None, options: Mapping[str, Any]) -> Request:
-    """`Request(prompts=prompts, **options)`.
+    """Returns `Request(prompts=prompts, **options)`.
 
     Raises:
       ValueError: an unknown keyword, with the one that was probably meant.
@@ -223,7 +223,7 @@ def load_named(
     mesh: Mesh | None = None,
     draft_mesh: Mesh | None = None,
 ) -> Request:
-    """The request with loaded models where it names folders, and in our words.
+    """Returns the request with loaded models instead of folders, and with the fields of `Request` only.
 
     This alone reads weights: `prepare` takes what is loaded.  A request that names nothing is
     returned as it is.
@@ -248,7 +248,7 @@ def load_named(
 
 
 def _content(name: str) -> tuple[tuple[str, int, int], ...]:
-    """What changes when a draft's folder becomes another one, or its files others."""
+    """Returns a key that changes with the folder of a draft and with its files."""
     folder = pathlib.Path(name)
     if "\0" in name:
         raise FileNotFoundError("no folder has such a name; pass a folder, or org/name")
@@ -259,7 +259,7 @@ def _content(name: str) -> tuple[tuple[str, int, int], ...]:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(name: str, content: object, mesh: Mesh | None) -> LanguageModel:
-    """The draft that was named last, so that each call with this name does not read it again."""
+    """Returns the draft of a folder; the one that was named last is kept and not read again."""
     # Without rules, every device holds the whole draft.
     return load(name, mesh=mesh, rules={})
 
@@ -269,7 +269,7 @@ _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prom
 
 
 def _in_our_words(target: LanguageModel, request: Request) -> Request:
-    """The request with our own fields instead of a `speculative_config`."""
+    """Returns the request with the fields of `Request` instead of a `speculative_config`."""
     config = request.speculative_config
     if config is None:
         return request

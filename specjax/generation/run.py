@@ -27,7 +27,7 @@ from specjax.proposers import Adaptive
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What an adaptive drafter chose from."""
+    """The options of an adaptive drafter, and how often each was chosen."""
 
     options: tuple[tuple[str, int], ...]  # as `Adaptive.options`
     seconds: np.ndarray  # [O] of a step with each of them
@@ -54,7 +54,7 @@ class Output:
     choices: Choices | None = None  # of a drafter that was adaptive by measured times
 
     def __str__(self) -> str:
-        """The texts, and lines of figures."""
+        """Returns the texts, and lines of figures."""
         law = "lossless" if self.exact else "this rule changes the distribution"
         rows = self.text if any(self.text) else list(map(str, self.tokens))
         more = [] if self.choices is None else [f"[steps chosen from {self.choices}]"]
@@ -116,7 +116,7 @@ def generate(
     draft_mesh: Mesh | None = None,
     **options: Any,
 ) -> Output | TextStream:
-    """Continue each prompt with the text that `target` alone would generate, but faster.
+    """Continues each prompt with the text that `target` would generate by itself, but faster.
 
     Args:
       target: from `specjax.load`.
@@ -148,7 +148,7 @@ def generate(
 
 
 def _signature() -> inspect.Signature:
-    """The signature of `generate` with every option by name, for `help` and editors."""
+    """Returns the signature of `generate` with every option by name, for `help` and editors."""
     own = list(inspect.signature(generate).parameters.values())[:-1]
     more = [
         inspect.Parameter(
@@ -164,7 +164,7 @@ generate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def decode(prepared: Prepared) -> Output | TextStream:
-    """Decode: returns an `Output`, or a `TextStream` if that was asked for."""
+    """Decodes, and returns an `Output`, or a `TextStream` if the request streams."""
     if prepared.stream or prepared.texts.stops:
         pieces = _stream(prepared)
         return TextStream(pieces, prepared.single) if prepared.stream else _exhaust(pieces)
@@ -175,7 +175,7 @@ def decode(prepared: Prepared) -> Output | TextStream:
 
 
 def _output(ready: Ready, state: Any, seconds: float, searched: Sequence[int] = ()) -> Output:
-    """The result; the first `searched` tokens of each row have no stop string."""
+    """Returns the result; the first `searched` tokens of each row have no stop string."""
     prepared, learned, choices = ready.prepared, ready.learned, None
     if learned is not None:
         learned.learn(state)
@@ -205,7 +205,7 @@ def _new_tokens(state: Any, lengths: np.ndarray) -> list[list[int]]:
 
 
 def _stream(prepared: Prepared) -> Generator[list[str], None, Output]:
-    """Pieces of text as they become certain; the Output is the generator's return value."""
+    """Yields pieces of text as they become certain; the generator's return value is the Output."""
     texts, sent = prepared.texts, [0] * len(prepared.lengths)
     searched = [0] * len(prepared.lengths)
     ready = warm_up(prepared)

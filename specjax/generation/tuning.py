@@ -1,4 +1,4 @@
-"""`tune`: which way to decode is fastest here, measured on prompts."""
+"""`tune`: measures on prompts which drafter decodes fastest on this machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Way(Timed):
         return Sample(time.perf_counter() - started)
 
     def run_first(self) -> None:
-        """Compile, and count what the steps do.
+        """Compiles, and counts the drafts of each step.
 
         Later runs write the same text by the same steps, since nothing is learned between them.
         """
@@ -93,7 +93,7 @@ class _Way(Timed):
         return ready.prepared.decoder, ready.params, jax.block_until_ready(ready.prefill())
 
     def candidate(self, seconds: np.ndarray, start: float) -> Candidate:
-        """Its speeds, with the seconds [O] of a step with each option, and those before a text."""
+        """Returns its speeds, from the seconds [O] of a step with each option and those before a text."""
         predicted = rate = None
         if self.steps:
             spent = sum(number * seconds[option] for option, number in self.steps.items())
@@ -128,7 +128,7 @@ class _Beginning(_Way):
         return Sample(time.perf_counter() - started)
 
     def start(self, seconds: float) -> float:
-        """What a text costs besides its steps, which take `seconds` without drafts."""
+        """Returns the seconds of a text besides its steps, which take `seconds` without drafts."""
         rests = [
             sample - min(_FIRST, length) * seconds
             for length, samples in zip(self.lengths, self.seconds, strict=True)
@@ -148,7 +148,7 @@ def tune(
     rounds: int = 5,
     save: bool = True,
 ) -> Plan:
-    """Measure what a step costs and what drafts gain, and write a plan that "auto" starts from.
+    """Measures the costs of steps and the gains of drafts, and writes a plan that "auto" starts from.
 
     Plain decoding, prompt lookup and the chains of the first drafter run in one program, which is
     compiled once, each with several numbers of drafts.  Trees and other drafters have programs of
@@ -257,7 +257,7 @@ def tune(
 def plan_of(
     target: LanguageModel, draft: LanguageModel | None, *, batch: int, temperature: float
 ) -> Plan | None:
-    """The plan that `tune` saved for these models, rows and device, or None."""
+    """Returns the plan that `tune` saved for these models, rows and device, or None."""
     proposer = _together(target, [] if draft is None else [draft])[0].proposer
     return saved_plan(about(Decoder(target.model, proposer, Match()), batch, temperature > 0))
 
@@ -268,7 +268,7 @@ _Passed = LanguageModel | Drafter
 def _together(
     target: LanguageModel, given: Sequence[_Passed]
 ) -> tuple[AdaptiveDrafter, _Passed | None]:
-    """The drafter "auto", and the first of those given whose chains it has.
+    """Returns the drafter "auto", and the first given drafter whose chains it uses.
 
     A draft model with other tokens is left out: it has to read every token, so it cannot be left
     out of steps.
@@ -291,7 +291,7 @@ def _together(
 def _measured(
     target: LanguageModel, drafter: Drafter, batch: int, temperature: float
 ) -> list[Tree]:
-    """A drafter as it is, and cut to what pays by the seconds of its steps, if it can be cut."""
+    """Returns a drafter as it is and, if it can be cut, with the widths that pay by its steps' seconds."""
     proposer = drafter.proposer
     made = [Tree.of(drafter)]
     if proposer.estimates and not proposer.is_chain:
@@ -304,7 +304,7 @@ def _measured(
 
 
 def _only(learned: Learned, option: int) -> Learned:
-    """Figures with which every step takes one option, or plain decoding without its drafts.
+    """Returns parameters with which every step takes one option, or plain decoding without its drafts.
 
     Any other option is so dear that not even a trial of it could be paid.
     """
@@ -314,7 +314,7 @@ def _only(learned: Learned, option: int) -> Learned:
 
 
 def _option(proposer: Adaptive, state: AdaptiveState) -> int:
-    """The option whose width the last step of all rows had."""
+    """Returns the option whose width the last step of all rows had."""
     offered = to_host(state.offered)
     deepest = int(offered.max())
     if deepest == 0:
@@ -326,7 +326,7 @@ def _option(proposer: Adaptive, state: AdaptiveState) -> int:
 
 
 def _seconds(steps: Sequence[_Step], learned: Learned) -> np.ndarray:
-    """The median seconds of a step with each option; as before where all samples were disturbed."""
+    """Returns the median seconds of a step with each option; unchanged where all were disturbed."""
     samples = [list(itertools.chain(*step.seconds)) for step in steps]
     if not all(samples):
         return learned.seconds
@@ -334,7 +334,7 @@ def _seconds(steps: Sequence[_Step], learned: Learned) -> np.ndarray:
 
 
 def _learn(learned: Learned, way: _Way, option: tuple[str, int]) -> None:
-    """Take the rate of a part's first drafts from its shallowest option.
+    """Takes the acceptance rate of a proposer's first drafts from its shallowest option.
 
     Rows of that option may have had drafts of the lookup, which do not count for the drafter.
     """
@@ -347,7 +347,7 @@ def _learn(learned: Learned, way: _Way, option: tuple[str, int]) -> None:
 
 
 def _batches(prompts: Any, batch: int) -> list[list[Any]]:
-    """Lists of `batch` prompts; the last is filled with the first ones."""
+    """Returns lists of `batch` prompts; the last is filled with the first ones."""
     listed = [prompts] if isinstance(prompts, str) else list(prompts)
     if not listed:
         raise ValueError("prompts is empty; pass texts like those that will be decoded, or None")
@@ -357,7 +357,7 @@ def _batches(prompts: Any, batch: int) -> list[list[Any]]:
 
 
 def _own_text(target: LanguageModel) -> list[list[int]]:
-    """Beginnings of texts that the target writes, each after one token."""
+    """Returns beginnings of texts that the target writes, each after one token."""
     first = np.random.default_rng(0).integers(0, target.model.vocab_size, _OWN_PROMPTS)
     request = Request(
         prompts=[[int(token)] for token in first], proposer="none", temperature=1.0, eos=[],

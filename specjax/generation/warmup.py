@@ -59,12 +59,12 @@ class Ready:
     seconds: float = 0.0  # for which `warm_up` compiled and measured; 0.0 if there was no need to
 
     def prefill(self, endless: bool = False) -> Any:
-        """Read the prompts.  With `endless`, a row ends only where it has no more room."""
+        """Reads the prompts.  With `endless`, a row ends only where it has no more room."""
         return self.runner.prefill(self.params, **_inputs(self.prepared, endless))
 
 
 def place(prepared: Prepared, together: bool = False) -> Ready:
-    """Move the weights, and make those of the proposer, which may compile.
+    """Moves the weights, and makes those of the proposer, which may compile.
 
     With `together`, the draft takes turns with the target even if it has its own mesh.
     """
@@ -86,7 +86,7 @@ def place(prepared: Prepared, together: bool = False) -> Ready:
 
 
 def warm_up(prepared: Prepared) -> Ready:
-    """Place the weights, and compile unless a request of the same kind came before.
+    """Places the weights, and compiles unless a request of the same kind came before.
 
     For a drafter that is adaptive, the first request of a kind also measures what its options cost.
     """
@@ -111,7 +111,7 @@ def _with_learned(ready: Ready, learned: Learned | None, seconds: float) -> Read
 
 
 def _kind(prepared: Prepared) -> Hashable:
-    """What tells the compiled programs of requests apart."""
+    """Returns the key of the programs that a request needs."""
     inputs = (
         prepared.prompt, prepared.sampling, prepared.processors, prepared.eos,
         prepared.num_drafts, prepared.documents,
@@ -126,7 +126,7 @@ def _kind(prepared: Prepared) -> Hashable:
 
 
 def _compile(ready: Ready, started: float) -> Learned | None:
-    """Compile by a prefill and a few steps, and learn what the options of the drafter cost."""
+    """Compiles by a prefill and a few steps, and measures the costs of the drafter's options."""
     prepared = ready.prepared
     learned = None
     if prepared.learns:
@@ -154,7 +154,7 @@ def _compile(ready: Ready, started: float) -> Learned | None:
 
 
 def _compile_apart(ready: Ready, apart: Overlapped) -> Ready:
-    """Compile for two meshes, and find out whether they pay."""
+    """Compiles for two meshes, and measures whether they pay."""
     apart.compile(ready.params, ready.prefill())
     if jax.process_count() > 1:  # each process would measure other times
         return ready
@@ -165,7 +165,7 @@ def _compile_apart(ready: Ready, apart: Overlapped) -> Ready:
 
 
 def _inputs(prepared: Prepared, endless: bool) -> dict[str, Any]:
-    """The arguments of `Decoder.prefill`."""
+    """Returns the arguments of `Decoder.prefill`."""
     (seeds, rows), padding = prepared.seeds, prepared.padding
     arrays = {
         "prompt": prepared.prompt,
@@ -189,5 +189,5 @@ def _inputs(prepared: Prepared, endless: bool) -> dict[str, Any]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _copied(at: Any, state: DecodeState) -> DecodeState:
-    """A state in buffers of its own, laid out by `at`."""
+    """Returns a state in buffers of its own, laid out by `at`."""
     return constrain_like(jax.tree.map(jnp.copy, state), at)

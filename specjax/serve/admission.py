@@ -118,7 +118,7 @@ class Checker:
     constraint_size: tuple[int, int] | None  # states and classes of an automaton; None: no room
 
     def admit(self, request: Request) -> Admitted:
-        """Check a request, on the host alone.
+        """Checks a request on the host.
 
         Raises:
           ValueError: a field that cannot be used.

@@ -309,7 +309,7 @@ class Scheduler:
                 slot.handle = slot.prepared = None
 
     def _deliver(self, number: int, slot: _Slot, new: News) -> None:
-        """Pass on what a slot has written, and free it if its text has ended."""
+        """Delivers the new tokens of a slot, and frees the slot if its text has ended."""
         handle, prepared = slot.handle, slot.prepared
         assert handle is not None and prepared is not None
         logprobs = None

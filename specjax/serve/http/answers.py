@@ -20,7 +20,7 @@ _LORAX_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "limit": "length"
 
 
 def speculation(served: Sequence[Served], most: int) -> dict[str, Json]:
-    """Figures of a request, under the names that vLLM gives them.
+    """Returns the figures of a request, under the names that vLLM gives them.
 
     Args:
       served: its texts.
@@ -53,7 +53,7 @@ def usage(prompt: int, completion: int, copied: int) -> dict[str, Json]:
 
 
 def usage_of(served: Sequence[Served], n: int) -> dict[str, Json]:
-    """Of all texts of a request; a prompt counts once, although `n` texts begin with it."""
+    """Returns the usage of all texts of a request; a prompt counts once, although `n` texts begin with it."""
     prompts = served[::n]
     return usage(
         sum(one.prompt for one in prompts),
@@ -85,7 +85,7 @@ class Writer:
         return cls(words, asked, chat, most, guesses, name, int(time.time()))
 
     def whole(self, served: Sequence[Served]) -> dict[str, Json]:
-        """The answer of a request that does not stream."""
+        """Returns the answer of a request that does not stream."""
         choices = []
         for index, one in enumerate(served):
             choice: dict[str, Json] = {"index": index, "finish_reason": _REASONS[one.finish]}
@@ -107,14 +107,14 @@ class Writer:
         }
 
     def first(self, index: int) -> dict[str, Json] | None:
-        """The chunk that opens a text; None if there is none."""
+        """Returns the chunk that opens a text, or None."""
         if not self.chat:
             return None
         delta = {"role": "assistant", "content": ""}
         return self._chunk({"index": index, "delta": delta, "finish_reason": None})
 
     def increment(self, index: int, new: Increment) -> dict[str, Json]:
-        """A chunk with new text."""
+        """Returns a chunk with new text."""
         choice: dict[str, Json] = {"index": index, "finish_reason": None}
         if self.chat:
             choice["delta"] = {"content": new.text}
@@ -128,18 +128,18 @@ class Writer:
         return self._chunk(choice)
 
     def last(self, index: int, served: Served) -> dict[str, Json]:
-        """The chunk that ends a text."""
+        """Returns the chunk that ends a text."""
         choice: dict[str, Json] = {"index": index, "finish_reason": _REASONS[served.finish]}
         choice |= {"delta": {}} if self.chat else {"text": ""}
         return self._chunk(choice)
 
     def end(self, served: Sequence[Served]) -> dict[str, Json]:
-        """The chunk after all texts, with what they cost."""
+        """Returns the chunk after all texts, with their usage."""
         usage = {"usage": usage_of(served, self.asked.n)}
         return {**self._chunk(None), **self.figures(served), **usage}
 
     def figures(self, served: Sequence[Served]) -> dict[str, Json]:
-        """How the texts were drafted, and the seed."""
+        """Returns figures of the drafts, and the seed."""
         drafted = speculation(served, self.most)
         return {"metrics": {"speculative_decoding": drafted, "seed": self.asked.seed}}
 
@@ -152,7 +152,7 @@ class Writer:
         return {**self._head(kind), "choices": [] if choice is None else [choice]}
 
     def _logprobs(self, made: Increment | Served, offset: int) -> dict[str, Json] | None:
-        """The log-probabilities of tokens of which the first begins at a character of the text."""
+        """Returns the log-probabilities of tokens whose text begins at a given character."""
         if made.logprobs is None:
             return None
         words = texts_of(self.words, made)
@@ -187,7 +187,7 @@ class Writer:
 
 
 def texts_of(words: Words, made: Increment | Served) -> list[str]:
-    """What to show for each token: the part of the text that it wrote, or a special token's name.
+    """Returns the piece of text of each token, or the name of a special token.
 
     Without special tokens they join to the text.  A character of several tokens belongs to the
     last of them.  Without a tokenizer there are only names.
@@ -201,7 +201,7 @@ def texts_of(words: Words, made: Increment | Served) -> list[str]:
 def lorax_whole(
     words: Words, served: Served, prompt: str | None, seed: int, details: bool
 ) -> dict[str, Json]:
-    """LoRAX's answer; `prompt` is put before the text if it is not None."""
+    """Returns LoRAX's answer; `prompt` is put before the text if it is not None."""
     answer: dict[str, Json] = {"generated_text": (prompt or "") + served.text}
     if details:
         answer["details"] = {
@@ -214,7 +214,7 @@ def lorax_whole(
 
 
 def lorax_tokens(words: Words, made: Increment | Served) -> list[dict[str, Json]]:
-    """A token is `skipped` if it was an accepted draft, so that it needed no pass of its own."""
+    """Returns LoRAX's tokens; one is `skipped` if it was an accepted draft and needed no pass of its own."""
     raw = [None] * len(made.tokens) if made.logprobs is None else map(float, made.logprobs.raw)
     return [
         {
@@ -231,7 +231,7 @@ def lorax_tokens(words: Words, made: Increment | Served) -> list[dict[str, Json]
 
 
 def lorax_end(served: Served, prompt: str | None, seed: int) -> dict[str, Json]:
-    """The last two fields of a stream."""
+    """Returns the last two fields of a stream."""
     text = (prompt or "") + served.text
     return {"generated_text": text, "details": _lorax_details(served, seed)}
 

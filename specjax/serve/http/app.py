@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a server accepts.
+    """The limits of the requests that a server accepts.
 
     Attributes:
       api_key: requests have to send it as `Authorization: Bearer KEY`; None: they need none.
@@ -131,7 +131,7 @@ class Service:
         return HTMLResponse(_PAGE.read_text(encoding="utf-8").replace("{{offered}}", shown))
 
     async def _body(self, request: Request) -> bytes:
-        """The body, if it is small enough and arrives in time."""
+        """Returns the body, if it is small enough and arrives in time."""
         most = self.limits.body
         too_large = Problem(413, f"the body is larger than {most} bytes")
         length = request.headers.get("content-length", "0")
@@ -188,7 +188,7 @@ class Service:
     async def _chunks(
         self, writer: answers.Writer, handles: list[Handle], body: Sampled
     ) -> AsyncIterator[dict[str, Json]]:
-        """The chunks of a stream."""
+        """Yields the chunks of a stream."""
         options = body.stream_options
         for index in range(len(handles)):
             if (first := writer.first(index)) is not None:
@@ -234,7 +234,7 @@ class Service:
         )
 
     async def _while_running(self, events: AsyncIterator[_T]) -> AsyncIterator[_T]:
-        """A stream runs on after its handler has returned the response."""
+        """Counts a stream as running, also after its handler has returned the response."""
         self.running += 1
         try:
             async for event in events:
@@ -274,7 +274,7 @@ class Service:
     async def _lorax_chunks(
         self, asked: requests.Asked, handles: list[Handle], prompt: str | None
     ) -> AsyncIterator[dict[str, Json]]:
-        """One event for each token; the last one has the whole text, too."""
+        """Yields an event for each token; the last one has the whole text, too."""
         held: dict[str, Json] | None = None
         async for new in handles[0]:
             for token in answers.lorax_tokens(self.words, new):
@@ -295,7 +295,7 @@ _LORAX_PATHS = ("/", "/generate", "/generate_stream")
 
 
 def make_app(engine: Engine, limits: Limits | None = None) -> Starlette:
-    """The ASGI application of an engine; its `state.service` is a `Service`."""
+    """Returns the ASGI application of an engine; its `state.service` is a `Service`."""
     service = Service(engine, limits or Limits())
     routes = [
         ("/v1/completions", "POST", service.completions),
@@ -326,7 +326,7 @@ def _guarded(
     method: str,
     handler: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """A handler with the checks that all of them share, whose errors become answers."""
+    """Returns a handler with the checks that all routes share, whose errors become answers."""
     is_open = path == "/health" or (path, method) == ("/", "GET")
     lorax = method == "POST" and path in _LORAX_PATHS
 

@@ -13,7 +13,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class Body(BaseModel):
-    """Unknown fields are refused: one that nobody reads would be a wish that nobody hears."""
+    """The base of all bodies.  It refuses unknown fields, since ignoring one would mislead the client."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -28,12 +28,12 @@ class Body(BaseModel):
     """Fields of the API that do not change the answer."""
 
     def called(self) -> dict[str, str]:
-        """How a client names the fields of `specjax.Request`, where the names differ."""
+        """Returns the client's names of the fields of `specjax.Request`, where the names differ."""
         return {}
 
 
 class Speculation(Body):
-    """How a request drafts; the text is the same with every choice."""
+    """The drafting of a request; the text is the same with every choice."""
 
     drafter: Text | None = None
     num_speculative_tokens: Whole | None = None
@@ -46,7 +46,7 @@ class StreamOptions(Body):
 
 
 class Sampled(Body):
-    """What completions and chats have in common."""
+    """The fields that completions and chats share."""
 
     ignored: ClassVar[tuple[str, ...]] = (
         "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",

@@ -17,17 +17,17 @@ _T = TypeVar("_T")
 
 
 async def in_thread(function: Callable[..., _T], *arguments: object) -> _T:
-    """The result of a function that would stop the event loop, such as reading a long prompt."""
+    """Returns the result of a function that would stop the event loop, such as reading a long prompt."""
     return await anyio.to_thread.run_sync(functools.partial(function, *arguments))
 
 
 async def all_of(handles: list[Handle]) -> list[Served]:
-    """The results of all handles."""
+    """Returns the results of all handles."""
     return list(await asyncio.gather(*(handle.wait() for handle in handles)))
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """The result of `work`, unless the client closes its connection before."""
+    """Returns the result of `work`, unless the client closes its connection before."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -48,7 +48,7 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
 
 @contextlib.contextmanager
 def cancelling(handles: list[Handle]) -> Iterator[None]:
-    """Whatever ends the block, nobody writes on for a client that has gone."""
+    """Cancels the texts when the block ends for any reason, so that none runs on for a client that has gone."""
     try:
         yield
     finally:
@@ -56,14 +56,14 @@ def cancelling(handles: list[Handle]) -> Iterator[None]:
 
 
 def cancel(handles: list[Handle]) -> None:
-    """Cancel those that have not ended."""
+    """Cancels the texts that have not ended."""
     for handle in handles:
         if not handle.done():
             handle.cancel()
 
 
 async def merged(handles: list[Handle]) -> AsyncIterator[tuple[int, Increment | Served]]:
-    """The increments of all texts as they come, and each text at its end."""
+    """Yields the increments of all texts as they come, and each text at its end."""
     queue: asyncio.Queue[tuple[int, Increment | Served | Exception]] = asyncio.Queue()
 
     async def pump(index: int, handle: Handle) -> None:

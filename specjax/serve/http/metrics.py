@@ -17,7 +17,7 @@ _SECONDS = (
 
 
 class _Loads(Collector):
-    """What the engine says about itself when it is asked."""
+    """Collects the load of the engine whenever the metrics are read."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -79,7 +79,7 @@ class Metrics:
             metric.labels(self._name)
 
     def count(self, served: Served) -> None:
-        """Count a text that has ended."""
+        """Counts a text that has ended."""
         name = self._name
         steps = [step for step in served.steps if step.offered]
         self._drafts.labels(name).inc(len(steps))

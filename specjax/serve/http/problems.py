@@ -73,7 +73,7 @@ class Problem(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> Problem:
-        """What an engine raised, as an answer."""
+        """Returns an error of the engine as an answer."""
         if isinstance(error, Problem):
             return error
         if isinstance(error, Busy):
@@ -85,7 +85,7 @@ class Problem(Exception):
         return cls(400, str(error))
 
     def body(self, lorax: bool) -> dict[str, Json]:
-        """As LoRAX's clients read it, or as those of OpenAI do."""
+        """Returns the body in the form that LoRAX's or OpenAI's clients read."""
         if lorax:
             return {"error": self.message, "error_type": _LORAX_TYPES.get(self.status, "")}
         kind = _TYPES.get(self.status, "internal_error")
@@ -97,7 +97,7 @@ class Problem(Exception):
 
 
 def parse(kind: type[_BodyT], content: bytes) -> _BodyT:
-    """The fields of a body.
+    """Returns the fields of a body.
 
     Raises:
       Problem: it is not JSON, or a field is unknown, missing or of another type.
@@ -110,7 +110,7 @@ def parse(kind: type[_BodyT], content: bytes) -> _BodyT:
 
 
 def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
-    """As `parse`, for a body that is read; `inside` is the path to it, with a dot at its end."""
+    """Checks a body as `parse` does, after it was read; `inside` is the path to it, with a final dot."""
     if not isinstance(fields, dict):
         raise Problem(400, f"the body is a {type(fields).__name__}; send a JSON object")
     known = [*kind.model_fields, *kind.refused]
@@ -146,7 +146,7 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
 
 
 def _asks_nothing(kind: type[Body], name: str, value: object) -> bool:
-    """Whether a value of a refused field asks for what this server does anyway."""
+    """Returns whether a value of a refused field asks for what this server does anyway."""
     if name in kind.done:
         done = kind.done[name]
         return value == done and isinstance(value, bool) == isinstance(done, bool)
@@ -154,7 +154,7 @@ def _asks_nothing(kind: type[Body], name: str, value: object) -> bool:
 
 
 def in_words_of(body: Body, error: Exception) -> Problem:
-    """An error of the engine, with the fields named as the client names them."""
+    """Returns an error of the engine, with the fields named as the client names them."""
     problem, called = Problem.of(error), body.called()
     if not isinstance(error, ValueError):
         return problem

@@ -36,12 +36,12 @@ class Asked:
 
     @property
     def each(self) -> list[tuple[Admitted, int]]:
-        """Each request with its index among the texts of its prompt."""
+        """Yields each request with its index among the texts of its prompt."""
         return [(request, index) for request in self.requests for index in range(self.n)]
 
 
 def models(engine: Engine) -> dict[str, tuple[str, str] | None]:
-    """What `model` may name: the target, or an adapter with the drafter that has it."""
+    """Returns the names that `model` may have: the target, or an adapter with its drafter."""
     named: dict[str, tuple[str, str] | None] = {}
     for part in engine.drafters:
         named |= {name: (part.name, name) for name in part.adapters}
@@ -111,7 +111,7 @@ def _samples(asked: Any) -> bool:
 
 
 def of_tokenize(engine: Engine, body: Tokenize) -> list[int]:
-    """The token ids of a text or a conversation."""
+    """Returns the token ids of a text or a conversation."""
     if (body.prompt is None) == (body.messages is None):
         raise Problem(400, "send either prompt or messages", "prompt")
     _owner(engine, body.model)
@@ -180,7 +180,7 @@ def _asked(
 
 
 def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | None]:
-    """What a request names as its model, and the drafter with the adapter of that name."""
+    """Returns the model that a request names, and the drafter with the adapter of that name."""
     chosen = models(engine)
     model = engine.target.name if model is None else model
     if model not in chosen:
@@ -190,7 +190,7 @@ def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | No
 
 
 def _check_logprobs(engine: Engine, body: Sampled, logprobs: int | None) -> None:
-    """The engine's own error would tell a client to make another engine."""
+    """Raises Problem for log-probabilities that the engine does not keep, in the client's words."""
     most, field = engine.checker.logprobs, body.called().get("logprobs", "logprobs")
     if logprobs is None or (most is not None and logprobs <= most):
         return
@@ -202,7 +202,7 @@ def _check_logprobs(engine: Engine, body: Sampled, logprobs: int | None) -> None
 def _drafting(
     speculation: Speculation, owner: tuple[str, str] | None
 ) -> tuple[str | None, str | None]:
-    """The drafter and the adapter, where the model may be an adapter's name."""
+    """Returns the drafter and the adapter, where the model may be an adapter's name."""
     drafter, adapter = speculation.drafter, speculation.adapter
     if owner is None:
         return drafter, adapter
@@ -215,7 +215,7 @@ def _drafting(
 
 
 def _constraint(asked: Mapping[str, Any] | None) -> JSONSchema | None:
-    """The constraint of OpenAI's `response_format`, or of LoRAX's."""
+    """Returns the constraint of OpenAI's `response_format`, or of LoRAX's."""
     form = asked or {"type": "text"}
     kind, schema = form.get("type"), form.get("schema")
     if kind == "text":
@@ -248,7 +248,7 @@ def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
 
 
 def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose content is one text: OpenAI also allows a list of parts."""
+    """Returns messages whose content is one text; OpenAI also allows a list of parts."""
     made = []
     for message in messages:
         content = message.get("content")

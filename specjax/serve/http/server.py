@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
 def serve(
     engine: Engine, limits: Limits, host: str, port: int, started: Callable[[str, int], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and close the engine.
+    """Serves until SIGTERM or SIGINT, and closes the engine.
 
     Raises:
       OSError: the address cannot be used.
