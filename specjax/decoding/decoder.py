@@ -439,7 +439,7 @@ class Decoder:
         return IndependentDraw.create(state.key, position, size, self.proposer.num_nodes)
 
     def _warp(self, state: DecodeState, logits: Array, path: Array | None = None) -> Array:
-        """Maps logits [B, M, V] after each `path` [B, M, D] to those of the sampled distribution."""
+        """Returns the logits [B, M, V] of the sampled distribution after each `path` [B, M, D]."""
         # A draft model with its own vocabulary cannot use settings about the target's tokens.
         if state.processors is not None and logits.shape[-1] == self.target.vocab_size:
             logits = process(state, logits, path, self.logits_processor, self.capacity)

@@ -52,7 +52,7 @@ def choose_drafter(
 def _by_plan(
     target: LanguageModel, auto: Drafter, trees: Drafter, temperature: np.ndarray
 ) -> Drafter:
-    """Returns `auto`, or the faster drafter of a saved plan that was made from the drafter `trees`."""
+    """Returns `auto`, or the faster drafter of a saved plan that was made from `trees`."""
     decoder = Decoder(target.model, auto.proposer, Match())
     plan = saved_plan(about(decoder, len(temperature), bool((temperature > 0).any())))
     faster = None if plan is None or plan.tree is None else plan.tree.made_from(trees)

@@ -223,7 +223,7 @@ def load_named(
     mesh: Mesh | None = None,
     draft_mesh: Mesh | None = None,
 ) -> Request:
-    """Returns the request with loaded models instead of folders, and with the fields of `Request` only.
+    """Returns the request with loaded models instead of folders, and with our fields only.
 
     This alone reads weights: `prepare` takes what is loaded.  A request that names nothing is
     returned as it is.

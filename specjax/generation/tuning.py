@@ -93,7 +93,7 @@ class _Way(Timed):
         return ready.prepared.decoder, ready.params, jax.block_until_ready(ready.prefill())
 
     def candidate(self, seconds: np.ndarray, start: float) -> Candidate:
-        """Returns its speeds, from the seconds [O] of a step with each option and those before a text."""
+        """Returns its speeds, from the seconds [O] of a step with each option and before a text."""
         predicted = rate = None
         if self.steps:
             spent = sum(number * seconds[option] for option, number in self.steps.items())
@@ -148,7 +148,7 @@ def tune(
     rounds: int = 5,
     save: bool = True,
 ) -> Plan:
-    """Measures the costs of steps and the gains of drafts, and writes a plan that "auto" starts from.
+    """Measures costs of steps and gains of drafts, and writes a plan that "auto" starts from.
 
     Plain decoding, prompt lookup and the chains of the first drafter run in one program, which is
     compiled once, each with several numbers of drafts.  Trees and other drafters have programs of
@@ -291,7 +291,7 @@ def _together(
 def _measured(
     target: LanguageModel, drafter: Drafter, batch: int, temperature: float
 ) -> list[Tree]:
-    """Returns a drafter as it is and, if it can be cut, with the widths that pay by its steps' seconds."""
+    """Returns a drafter as it is and, if it can be cut, with the widths that pay by `seconds`."""
     proposer = drafter.proposer
     made = [Tree.of(drafter)]
     if proposer.estimates and not proposer.is_chain:
@@ -304,7 +304,7 @@ def _measured(
 
 
 def _only(learned: Learned, option: int) -> Learned:
-    """Returns parameters with which every step takes one option, or plain decoding without its drafts.
+    """Returns parameters with which every step takes one option, or none without its drafts.
 
     Any other option is so dear that not even a trial of it could be paid.
     """

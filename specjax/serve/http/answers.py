@@ -53,7 +53,7 @@ def usage(prompt: int, completion: int, copied: int) -> dict[str, Json]:
 
 
 def usage_of(served: Sequence[Served], n: int) -> dict[str, Json]:
-    """Returns the usage of all texts of a request; a prompt counts once, although `n` texts begin with it."""
+    """Returns the usage of all texts of a request; a prompt of `n` texts counts once."""
     prompts = served[::n]
     return usage(
         sum(one.prompt for one in prompts),
@@ -214,7 +214,7 @@ def lorax_whole(
 
 
 def lorax_tokens(words: Words, made: Increment | Served) -> list[dict[str, Json]]:
-    """Returns LoRAX's tokens; one is `skipped` if it was an accepted draft and needed no pass of its own."""
+    """Returns LoRAX's tokens; an accepted draft is `skipped`, as it needed no pass of its own."""
     raw = [None] * len(made.tokens) if made.logprobs is None else map(float, made.logprobs.raw)
     return [
         {

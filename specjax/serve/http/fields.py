@@ -13,7 +13,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class Body(BaseModel):
-    """The base of all bodies.  It refuses unknown fields, since ignoring one would mislead the client."""
+    """The base of all bodies.  It refuses unknown fields, which would be ignored silently."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 async def in_thread(function: Callable[..., _T], *arguments: object) -> _T:
-    """Returns the result of a function that would stop the event loop, such as reading a long prompt."""
+    """Returns the result of a slow function without stopping the event loop."""
     return await anyio.to_thread.run_sync(functools.partial(function, *arguments))
 
 
@@ -48,7 +48,7 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
 
 @contextlib.contextmanager
 def cancelling(handles: list[Handle]) -> Iterator[None]:
-    """Cancels the texts when the block ends for any reason, so that none runs on for a client that has gone."""
+    """Cancels the texts when the block ends, so that none runs on for a client that has gone."""
     try:
         yield
     finally:

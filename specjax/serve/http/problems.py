@@ -110,7 +110,7 @@ def parse(kind: type[_BodyT], content: bytes) -> _BodyT:
 
 
 def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
-    """Checks a body as `parse` does, after it was read; `inside` is the path to it, with a final dot."""
+    """Checks a body that was read, as `parse` does; `inside` is the path to it, with a dot."""
     if not isinstance(fields, dict):
         raise Problem(400, f"the body is a {type(fields).__name__}; send a JSON object")
     known = [*kind.model_fields, *kind.refused]
