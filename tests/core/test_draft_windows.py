@@ -89,8 +89,8 @@ def test_windows_that_two_packages_read_in_two_ways_give_a_warning(message):
 
 
 WRONG = {
-    r'layer_types is \["full_attention"\]; it must name': {"layer_types": [FULL]},
-    "max_window_layers is '1'": {**USED, "max_window_layers": "1"},
+    r'layer_types is \["full_attention"\]; it must be a list of 3 entries': {"layer_types": [FULL]},
+    'max_window_layers is "1"': {**USED, "max_window_layers": "1"},
     "use_sliding_window is \"yes\"": {**USED, "use_sliding_window": "yes"},
     "sliding_window is 0": {**USED, "sliding_window": 0, "max_window_layers": 0},
 }  # fmt: skip

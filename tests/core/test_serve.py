@@ -306,7 +306,7 @@ def test_refused_engines():
         ({"default": "draft"}, "default='draft' is not a drafter"),
         ({"drafters": {"none": BoundDrafter(specjax.NGram())}}, "'none', which is plain"),
         ({"drafters": {"a+b": BoundDrafter(specjax.NGram())}}, "without"),
-        ({"drafters": {"a": specjax.NGram()}}, "is a NGram; pass what"),
+        ({"drafters": {"a": specjax.NGram()}}, "=<a NGram>; pass what"),
         ({"drafters": {"a": specjax.adaptive(lookup=specjax.NGram(3))}}, "for a whole batch"),
         ({"drafters": {"a": specjax.first_of(specjax.NGram(3), specjax.NGram(3))}}, "first_of|its"),
         ({"drafters": {"a": BoundDrafter(early)}}, "target's cache"),
