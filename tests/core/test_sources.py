@@ -77,7 +77,7 @@ class Case:
     logits: Callable[[list[int], tuple[int, ...]], np.ndarray]  # after a text and drafts below it
     kind: str = "chain"  # or "tree" or "block"
     within: float = 0.0
-    capacity: int = CAPACITY
+    capacity: int = 24  # of a text; longer ones are not read, except by a translated draft
     # Can it read the pending token of a text, of which so many tokens are new to it?
     reads: Callable[[list[int], int], bool] = lambda text, new: True
     knows: Callable[[int], bool] = lambda token: True  # can it read this draft?
@@ -214,8 +214,9 @@ def datastore(kind: str) -> Case:
     """Counts of a datastore and of the own text; a row drafts where a token is probable enough."""
     rng = np.random.default_rng(5)
     # Of few tokens, and with pieces of the rows' texts, so that contexts agree in several tokens.
+    # Others begin as a row's text does, one token later, so that they also agree before its start.
     texts = [*rng.integers(1, 6, (2, 25)), *(text[8:24] for text in TEXTS)]
-    texts = [text.tolist() for text in texts]
+    texts = [*(text.tolist() for text in texts), *(text[[0, *range(6)]].tolist() for text in TEXTS)]
     store, share = Datastore.build(texts, vocab_size=VOCAB).arrays(), 0.12
     places, prior = contexts(texts), np.asarray(store.prior)
 
@@ -336,6 +337,8 @@ def test_logits_along_a_text_are_those_of_a_naive_pass(name):
     compared = drive(case)
     assert len(compared) > 30
     assert {len(path) for _, path in compared} == set(range(DEPTH + (case.kind == "tree")))
+    # Some text fills the capacity.
+    assert isinstance(case.source, TranslatedSource) or case.capacity - 1 in dict(compared)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("early exit")])
@@ -424,6 +427,8 @@ def drive(
             count[row] += right
         if number >= DONE:
             count[1] = 0
+        if not isinstance(case.source, TranslatedSource):
+            count = np.minimum(count, case.capacity - 1 - at)
         block = block_of(case, np.take_along_axis(tokens, path, axis=1), count, at)
         if resumes(case) and number in (2, 4, 5, 6, 7):
             state = leave_out(case.params, state, block)
@@ -458,6 +463,8 @@ def compare(
         if not isinstance(case.source, TranslatedSource | Eagle3Source):
             of_nodes = [reads] * len(nodes)
         assert [bool(each) for each in known[[0, *nodes]]] == [reads, *of_nodes], (row, at)
+    else:
+        assert reads, "every node of a row is known, and none should be"
     for place, path in enumerate([(), *asked] if reads else []):
         below = tuple(int(token) for token in tokens[list(path)])
         if not all(map(case.knows, below)):
