@@ -352,7 +352,53 @@ def test_a_prompt_that_is_read_in_parts_is_read(name):
     assert len(drive(case, in_parts(case), 2)) > 6
 
 
+def test_what_is_unread_has_room_for_a_step():
+    """A step commits the drafts of a path and one token more, and nothing wider is read for it."""
+    sizes, zero = {}, np.zeros(ROWS, int)
+    for name in CASES:
+        case = made(name)
+        empty = before(block_of(case, TEXTS[:, :2], zero, zero))
+        state = jax.eval_shape(
+            lambda params, block, case=case: case.source.init(
+                params, block, case.capacity, *lookaheads(case)
+            ),
+            case.params, empty,
+        )  # fmt: skip
+        if hasattr(state, "fresh"):
+            sizes[name] = state.fresh.shape[:2]
+    assert set(sizes.values()) == {(ROWS, DEPTH + 1)} and len(sizes) > 9
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "a tap too few": ("eagle3, chain", {"taps": (2,)}, ["taps=(2,)", "2 layers: name as many"]),
+    "a tap too many": ("peagle", {"taps": (0, 1, 2)}, ["taps=(0, 1, 2)", "2 layers"]),
+    "no correction": (
+        "block draft, rnn", {"correction": None}, ["confidence_threshold=0.5", "leave it at 0"],
+    ),
+    "a correction without estimates": (
+        "block draft, gru", {"confidence_threshold": 0.25}, ["confidence_threshold=0.25 needs"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    """The error names the value and the cure."""
+    name, changes, words = REFUSED[what]
+    with pytest.raises(ValueError) as caught:
+        dataclasses.replace(made(name).source, **changes)
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+
 # --- driving a source -----------------------------------------------------------------------------
+
+
+def lookaheads(case: Case) -> list[Lookahead]:
+    """The argument of `init` that only the sources of a token at a time have."""
+    if case.kind == "block":
+        return []
+    size = 1 + len(LEVELS) if case.kind == "tree" else DEPTH + 1
+    return [Lookahead(DEPTH, size, case.kind == "chain")]
 
 
 def in_parts(case: Case) -> Callable[[Any, Block], Any]:
@@ -361,8 +407,7 @@ def in_parts(case: Case) -> Callable[[Any, Block], Any]:
     A source that can be truncated first reads beyond the prompt, is truncated to two tokens less,
     and reads these again.
     """
-    source, size = case.source, 1 + len(LEVELS) if case.kind == "tree" else DEPTH + 1
-    ahead = [] if case.kind == "block" else [Lookahead(DEPTH, size, case.kind == "chain")]
+    source = case.source
     read, truncate = jax.jit(source.read), jax.jit(source.truncate)
 
     def go_on(params: Any, state: Any, start: np.ndarray, end: np.ndarray) -> Any:
@@ -377,7 +422,9 @@ def in_parts(case: Case) -> Callable[[Any, Block], Any]:
     def begin(params: Any, prompt: Block) -> Any:
         at, zero = np.asarray(prompt.count), np.zeros(ROWS, int)
         empty = before(block_of(case, TEXTS[:, :2], zero, zero))
-        state = source.init(params, jax.tree.map(jnp.asarray, empty), case.capacity, *ahead)
+        state = source.init(
+            params, jax.tree.map(jnp.asarray, empty), case.capacity, *lookaheads(case)
+        )
         kept = np.maximum(at - 2, 0)
         features = None
         if case.source.taps:
@@ -541,11 +588,10 @@ def compiled(case: Case) -> tuple[Callable[..., Any], ...]:
     if isinstance(source, BlockSource):
         init = jax.jit(lambda params, block: started(source, params, block, case.capacity))
         return init, jax.jit(functools.partial(block_step, source)), None
-    ahead = Lookahead(DEPTH, size, case.kind == "chain")
 
     def init(params: Any, block: Block) -> Any:
         if not source.shares_cache:
-            return started(source, params, block, case.capacity, ahead)
+            return started(source, params, block, case.capacity, *lookaheads(case))
         cache = source.target.init_cache(ROWS, case.capacity + size)
         places = jnp.broadcast_to(jnp.arange(block.tokens.shape[1]), block.tokens.shape)
         return source.target.apply(params, block.tokens, places, cache).cache.commit(block.count)
