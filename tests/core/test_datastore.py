@@ -109,19 +109,22 @@ def test_the_window_is_around_the_context():
     assert np.any(list(seen), axis=0).all()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_votes_are_mixed_as_documented(seed):
-    """A naive count over all places gives the same distribution, with the own text and without."""
+@pytest.mark.parametrize(("seed", "apart"), [*((seed, 1) for seed in range(6)), (5, 128)])
+def test_votes_are_mixed_as_documented(seed, apart):
+    """A naive count over all places gives the same distribution, with the own text and without;
+    tokens `apart` from each other, fewer than the table for counting has entries, are distinct."""
     rng = np.random.default_rng(seed)
-    texts = corpus(rng, 4, 50)  # a window sees all that agree
-    arrays = Datastore.build(texts, vocab_size=VOCAB).arrays()
+    texts = [(apart * np.array(text)).tolist() for text in corpus(rng, 4, 50)]
+    # A window sees all that agree.
+    arrays = Datastore.build(texts, vocab_size=apart * VOCAB).arrays()
     prior = np.asarray(arrays.prior, np.float64)
     np.testing.assert_allclose(prior.sum(), 1, atol=1e-6)
-    own = rng.integers(0, VOCAB, 14).tolist() if seed % 2 else [3, 1]
+    own = (apart * rng.integers(0, VOCAB, 14)).tolist() if seed % 2 else [3, 1]
     text = np.zeros(20, np.int32)
     text[: len(own)] = own
     known = max(texts, key=len)
-    for drafts in ([], [2], [0, 5, 1], known[8:4:-1], known[12:4:-1]):  # the newest token first
+    short = [2 * apart], [0, 5 * apart, apart]
+    for drafts in ([], *short, known[8:4:-1], known[12:4:-1]):  # the newest token first
         some = (*drafts, *own[::-1])
         made = jax.jit(lookup.look_up)(arrays, padded(some), text, np.int32(len(own)))
         places = [(c, t) for c, t in contexts([own]) if c]

@@ -56,6 +56,8 @@ from specjax.models import from_function
 from specjax.types import ABSENT, Block, Proposal
 
 ROWS, CAPACITY, DEPTH, STEPS, NOISE = 4, 64, 3, 11, 50.0
+FULL = 24
+"""Tokens of a text for which a source has room; some texts become as long."""
 LENGTHS = np.array([5, 2, 1, 8], np.int32)
 """Of the prompts, with the pending token; one has one more, one nothing else, and one fills the
 array."""
@@ -77,7 +79,8 @@ class Case:
     logits: Callable[[list[int], tuple[int, ...]], np.ndarray]  # after a text and drafts below it
     kind: str = "chain"  # or "tree" or "block"
     within: float = 0.0
-    capacity: int = CAPACITY
+    capacity: int = FULL
+    left: Callable[[list[int]], int] = lambda text: FULL - len(text)  # of the capacity
     # Can it read the pending token of a text, of which so many tokens are new to it?
     reads: Callable[[list[int], int], bool] = lambda text, new: True
     knows: Callable[[int], bool] = lambda token: True  # can it read this draft?
@@ -123,7 +126,7 @@ def recurrent_draft() -> Case:
 
 def translated(kind: str) -> Case:
     """A draft with other tokens, whose room is full before the longest texts end."""
-    words, capacity, expansion = jax.device_get(translation()), 16, 2
+    words, capacity, expansion = jax.device_get(translation()), 12, 2
     params = tables(OTHER_VOCAB, SEED)
     naive = NaiveTable(params, memory=3)
 
@@ -134,13 +137,16 @@ def translated(kind: str) -> Case:
         row = naive.logits([*words.start, *spelt(text), *(int(words.to_draft[t]) for t in path)])
         return np.where(words.to_draft >= 0, row[words.to_draft], -np.inf)
 
+    def left(text: list[int]) -> int:
+        return capacity * expansion - len(spelt(text[:-1]))
+
     def reads(text: list[int], new: int) -> bool:
-        return len(spelt(text[:-1])) <= capacity * expansion and len(spelt(text[-new:])) > 0
+        return left(text) >= 0 and len(spelt(text[-new:])) > 0
 
     source = TranslatedSource(TableModel(OTHER_VOCAB), VOCAB, expansion)
     return Case(
         source, TranslatedParams(params, translation()), logits, kind, capacity=capacity,
-        reads=reads, knows=lambda token: bool(words.to_draft[token] >= 0),
+        left=left, reads=reads, knows=lambda token: bool(words.to_draft[token] >= 0),
     )  # fmt: skip
 
 
@@ -214,8 +220,9 @@ def datastore(kind: str) -> Case:
     """Counts of a datastore and of the own text; a row drafts where a token is probable enough."""
     rng = np.random.default_rng(5)
     # Of few tokens, and with pieces of the rows' texts, so that contexts agree in several tokens.
+    # Others begin as a row's text does, one token later, so that they also agree before its start.
     texts = [*rng.integers(1, 6, (2, 25)), *(text[8:24] for text in TEXTS)]
-    texts = [text.tolist() for text in texts]
+    texts = [*(text.tolist() for text in texts), *(text[[0, *range(6)]].tolist() for text in TEXTS)]
     store, share = Datastore.build(texts, vocab_size=VOCAB).arrays(), 0.12
     places, prior = contexts(texts), np.asarray(store.prior)
 
@@ -345,7 +352,53 @@ def test_a_prompt_that_is_read_in_parts_is_read(name):
     assert len(drive(case, in_parts(case), 2)) > 6
 
 
+def test_what_is_unread_has_room_for_a_step():
+    """A step commits the drafts of a path and one token more, and nothing wider is read for it."""
+    sizes, zero = {}, np.zeros(ROWS, int)
+    for name in CASES:
+        case = made(name)
+        empty = before(block_of(case, TEXTS[:, :2], zero, zero))
+        state = jax.eval_shape(
+            lambda params, block, case=case: case.source.init(
+                params, block, case.capacity, *lookaheads(case)
+            ),
+            case.params, empty,
+        )  # fmt: skip
+        if hasattr(state, "fresh"):
+            sizes[name] = state.fresh.shape[:2]
+    assert set(sizes.values()) == {(ROWS, DEPTH + 1)} and len(sizes) > 9
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "a tap too few": ("eagle3, chain", {"taps": (2,)}, ["taps=(2,)", "2 layers: name as many"]),
+    "a tap too many": ("peagle", {"taps": (0, 1, 2)}, ["taps=(0, 1, 2)", "2 layers"]),
+    "no correction": (
+        "block draft, rnn", {"correction": None}, ["confidence_threshold=0.5", "leave it at 0"],
+    ),
+    "a correction without estimates": (
+        "block draft, gru", {"confidence_threshold": 0.25}, ["confidence_threshold=0.25 needs"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    """The error names the value and the cure."""
+    name, changes, words = REFUSED[what]
+    with pytest.raises(ValueError) as caught:
+        dataclasses.replace(made(name).source, **changes)
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+
 # --- driving a source -----------------------------------------------------------------------------
+
+
+def lookaheads(case: Case) -> list[Lookahead]:
+    """The argument of `init` that only the sources of a token at a time have."""
+    if case.kind == "block":
+        return []
+    size = 1 + len(LEVELS) if case.kind == "tree" else DEPTH + 1
+    return [Lookahead(DEPTH, size, case.kind == "chain")]
 
 
 def in_parts(case: Case) -> Callable[[Any, Block], Any]:
@@ -354,8 +407,7 @@ def in_parts(case: Case) -> Callable[[Any, Block], Any]:
     A source that can be truncated first reads beyond the prompt, is truncated to two tokens less,
     and reads these again.
     """
-    source, size = case.source, 1 + len(LEVELS) if case.kind == "tree" else DEPTH + 1
-    ahead = [] if case.kind == "block" else [Lookahead(DEPTH, size, case.kind == "chain")]
+    source = case.source
     read, truncate = jax.jit(source.read), jax.jit(source.truncate)
 
     def go_on(params: Any, state: Any, start: np.ndarray, end: np.ndarray) -> Any:
@@ -370,7 +422,9 @@ def in_parts(case: Case) -> Callable[[Any, Block], Any]:
     def begin(params: Any, prompt: Block) -> Any:
         at, zero = np.asarray(prompt.count), np.zeros(ROWS, int)
         empty = before(block_of(case, TEXTS[:, :2], zero, zero))
-        state = source.init(params, jax.tree.map(jnp.asarray, empty), case.capacity, *ahead)
+        state = source.init(
+            params, jax.tree.map(jnp.asarray, empty), case.capacity, *lookaheads(case)
+        )
         kept = np.maximum(at - 2, 0)
         features = None
         if case.source.taps:
@@ -405,7 +459,7 @@ def drive(
     begin = at_once if begin is None else begin
     at, new = LENGTHS - 1, np.ones(ROWS, int)  # of the pending tokens, and how many are unread
     state = begin(case.params, block_of(case, TEXTS[:, : LENGTHS.max()], at, at * 0))
-    compared, fresh = [], np.ones(ROWS, bool)
+    compared, fresh, left = [], np.ones(ROWS, bool), set()
     for number in range(steps):
         depth = rng.integers(1, DEPTH + 1, ROWS)
         depth[0] = (3, 3, 1, 2)[number % 4]
@@ -424,6 +478,8 @@ def drive(
             count[row] += right
         if number >= DONE:
             count[1] = 0
+        if not isinstance(case.source, TranslatedSource):
+            count = np.minimum(count, case.capacity - 1 - at)
         block = block_of(case, np.take_along_axis(tokens, path, axis=1), count, at)
         if resumes(case) and number in (2, 4, 5, 6, 7):
             state = leave_out(case.params, state, block)
@@ -433,11 +489,12 @@ def drive(
         for row in np.flatnonzero(fresh):
             mine = [None if x is None else np.asarray(x[row]) for x in found]
             compared += compare(case, row, at[row], new[row], tokens[row], asked[row], *mine)
+            left.add(case.left(TEXTS[row, : at[row] + 1].tolist()))
         fresh = count > 0
         if resumes(case):
             fresh[-1] = False  # the row that is not wanted
         at, new = at + count, count + 1
-    assert steps < STEPS or at[2] > 15
+    assert steps < STEPS or (at[2] > 15 and 0 in left)
     return compared
 
 
@@ -458,6 +515,8 @@ def compare(
         if not isinstance(case.source, TranslatedSource | Eagle3Source):
             of_nodes = [reads] * len(nodes)
         assert [bool(each) for each in known[[0, *nodes]]] == [reads, *of_nodes], (row, at)
+    else:
+        assert reads, "every node of a row is known, and none should be"
     for place, path in enumerate([(), *asked] if reads else []):
         below = tuple(int(token) for token in tokens[list(path)])
         if not all(map(case.knows, below)):
@@ -529,11 +588,10 @@ def compiled(case: Case) -> tuple[Callable[..., Any], ...]:
     if isinstance(source, BlockSource):
         init = jax.jit(lambda params, block: started(source, params, block, case.capacity))
         return init, jax.jit(functools.partial(block_step, source)), None
-    ahead = Lookahead(DEPTH, size, case.kind == "chain")
 
     def init(params: Any, block: Block) -> Any:
         if not source.shares_cache:
-            return started(source, params, block, case.capacity, ahead)
+            return started(source, params, block, case.capacity, *lookaheads(case))
         cache = source.target.init_cache(ROWS, case.capacity + size)
         places = jnp.broadcast_to(jnp.arange(block.tokens.shape[1]), block.tokens.shape)
         return source.target.apply(params, block.tokens, places, cache).cache.commit(block.count)
