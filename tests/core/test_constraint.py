@@ -21,7 +21,7 @@ from specjax import Automaton, Choice, JSONSchema, Regex
 from specjax.constraints import automaton_of
 from specjax.constraints import compile as compiling
 from specjax.constraints.automaton import Automata, size_of
-from specjax.constraints.lift import reachable
+from specjax.constraints.lift import canonical, reachable
 from specjax.text import sandbox, token_bytes
 
 EXPRESSIONS = [
@@ -164,6 +164,25 @@ def test_texts_of_a_schema(schema, target):
             values.add(json.dumps(value))
         wanted = len(schema["enum"]) if "enum" in schema else 1 if "const" in schema else 2
         assert len(values) >= min(wanted, 3 if schema.get("properties") != {} else 1)
+
+
+def test_the_first_token_may_be_the_one_that_must_follow():
+    """Token 0, like any other, is then the only spelling."""
+    classes, table = np.array([0, 0, 1]), np.array([[1, -1], [1, 2], [-1, -1]], np.int32)
+    classes, table = canonical(classes, table, np.array([0, -1, -1], np.int32))
+    ways = [{token: to for token, to in enumerate(row[classes]) if to >= 0} for row in table]
+    assert ways == [{0: 1}, {0: 1, 1: 1, 2: 2}, {}]
+
+
+def test_each_vocabulary_has_an_automaton_of_its_own():
+    """Of equal size, too: the single tokens that match are those whose own bytes do."""
+    for make in vocabularies.TOKENIZERS.values():
+        words = Words(make())
+        written = token_bytes(words.tokenizer, 400)
+        automaton = automaton_of(words, Regex("[a-z]{1,9}"))
+        for token, text in enumerate(written):
+            wanted = text is not None and re.fullmatch(b"[a-z]{1,9}", text) is not None
+            assert accepts(automaton, [token]) == wanted, text
 
 
 def test_equal_texts_and_special_tokens():
@@ -328,6 +347,11 @@ UNSUPPORTED = {
     "'anyOf' beside '$ref'": {"$ref": "#/$defs/x", "anyOf": [], "$defs": {"x": {"type": "null"}}},
     "type 'text'": {"type": "text"},
     "allows anything": {"type": "array", "items": True},
+    "enum []": {"enum": []},
+    "enum 'ab'": {"enum": "ab"},
+    "anyOf []": {"anyOf": []},
+    "anyOf {'type': 'null'}": {"anyOf": {"type": "null"}},
+    "allOf [{'type': 'null'}, ": {"allOf": [{"type": "null"}, {"type": "null"}]},
     "too large": {
         "$ref": "#/$defs/0",
         "$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(20)}
@@ -370,6 +394,27 @@ def test_what_is_no_choice(texts):
 def test_what_is_no_automaton(ways, accepting, words):
     with pytest.raises(ValueError, match=words):
         Automaton.of(ways, accepting, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"classes": [[0], [1]]}, r"pass \[tokens\], \[states, classes\] and \[states\]"),
+        ({"next": [1, 1]}, r"pass \[tokens\], \[states, classes\] and \[states\]"),
+        ({"accepting": [True]}, r"pass \[tokens\], \[states, classes\] and \[states\]"),
+        ({"start": 2}, r"start=2.* in \[0, 1\]"),
+        ({"start": -1}, r"start=-1.* in \[0, 1\]"),
+        ({"classes": [0, 2]}, r"classes .* outside \[0, 1\]"),
+        ({"classes": [-1, 1]}, r"classes .* outside \[0, 1\]"),
+        ({"next": [[1, 0], [2, 1]]}, r"next .* outside \[-1, 1\]"),
+        ({"next": [[1, 0], [-2, 1]]}, r"next .* outside \[-1, 1\]"),
+    ],
+)
+def test_arrays_that_are_no_automaton(change, words):
+    given = {"classes": [0, 1], "next": [[1, 0], [-1, 1]], "accepting": [False, True], "start": 1}
+    assert Automaton(**given).next.shape == (2, 2)
+    with pytest.raises(ValueError, match=words):
+        Automaton(**{**given, **change})
 
 
 def may_follow(automaton, ends, text, length, limit, least):

@@ -1,5 +1,6 @@
 """The decoder's functions one at a time: a step can be vmapped, and invalid input is refused."""
 
+import dataclasses
 import functools
 import re
 import types
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from reference import no_repeated_pair, no_repeated_pair_reference
 from toys import TABLES as toys
 
 import specjax
@@ -96,6 +98,16 @@ def test_insert_refuses_what_is_no_slot(slot):
         dec.insert(state, slot, row)
 
 
+def test_insert_takes_a_row_with_as_many_ends():
+    """More would not fit, and fewer would be repeated."""
+    dec, arrays = toys.decoder("none", "match"), toys.params("none")
+    state, row = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[0])
+    for count in (1, 8):
+        other = dataclasses.replace(row, eos=jnp.full((1, count), toys.EOS))
+        with pytest.raises(ValueError, match="the row and the batch are of different shapes"):
+            dec.insert(state, 0, other)
+
+
 def test_insert_takes_one_row():
     """From several rows it would silently insert the first."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
@@ -160,6 +172,23 @@ def test_a_decoder_needs_room_for_a_token():
     """A capacity that is too small is refused by name."""
     with pytest.raises(ValueError, match="capacity=1"):
         toys.decoder("none", "match", capacity=1)
+
+
+def test_a_function_of_the_caller_changes_the_logits():
+    """Without any other setting, and of each token."""
+    dec = specjax.Decoder(
+        toys.model(), specjax.NoProposer(), specjax.Match(), (toys.EOS,), toys.CAPACITY,
+        no_repeated_pair,
+    )  # fmt: skip
+    arrays = toys.params("none")
+    naive = toys.naive_greedy(
+        toys.PROMPTS, toys.LENGTHS, toys.LIMITS,
+        process=lambda row, text, logits: no_repeated_pair_reference(
+            logits, text, text[toys.LENGTHS[row] :]
+        ),
+    )  # fmt: skip
+    assert naive != toys.decoded("none", "match")[0]
+    assert toys.texts(dec.run(arrays, toys.prefill(dec, arrays))) == naive
 
 
 def test_step_vmaps():

@@ -2,10 +2,11 @@
 
 from typing import ClassVar
 
+import jax
 import numpy as np
 import pytest
 from distributions import VOCAB, Distributions
-from guided_laws import CLOSE, GuidedLaws
+from guided_laws import CLOSE, GuidedLaws, guided, processors
 from nested import Nested
 from over import pytest_generate_tests  # noqa: F401 - pytest calls it
 from table_sources import TableSource
@@ -24,6 +25,14 @@ class TestGuided(GuidedLaws):
     def test_samples_follow_the_constrained_target(self):
         tree = StaticTree(TableSource(VOCAB), (2, 1))
         self.check_samples(tree, Distributions(toys).rows, "rejection")
+
+    def test_masks_are_not_part_of_the_state_between_steps(self):
+        """With other settings or without: it has the parts and shapes that it had before."""
+        runner, arrays = guided(toys, self.CHAIN, "match"), toys.params(self.CHAIN)
+        for settings in (processors(), None):
+            state = toys.prefill(runner, arrays, processors=settings)
+            before = jax.eval_shape(lambda x: x, state)
+            assert jax.eval_shape(lambda x: x, runner.run(arrays, state, 2)) == before
 
 
 def test_a_matcher_without_a_way_on_is_named():

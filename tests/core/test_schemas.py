@@ -153,6 +153,7 @@ CLASSES = {
     r'[^"]': set(PROBES) - {'"'}, r"[^\\a-y\S]": SPACE, r"[\b\t\n]": set("\b\t\n"),
     r"[\w-]": WORD | {"-"}, r"[\d-z]": set("0123456789-z"), r"[^\d\D]?": set(), r"[]-a]": set(),
     r"[\]\-a]": set("]-a"), r"[!-~]": set(map(chr, range(0x21, 0x7F))), r"\x41": {"A"},
+    "[aé]": {"a", "é"}, r"[\0-\x00A]": {"A"},
     r"\u00e9": {"é"}, r"\ud83d\ude00": {"😀"}, r"\u{1F600}": {"😀"}, r"[\u{4e00}-\u9fff]": {"中"},
     r"\cJ": {"\n"}, r"\/": {"/"}, r"\.": {"."}, r"\p{Lu}": None, r"[^\p{L}]": None,
 }  # fmt: skip
