@@ -345,12 +345,14 @@ def _run(runs: list[list[str]], first: bool) -> list[str]:
             if report.failed:
                 failed.append(f"{report.nodeid} (import)")
 
-    sys.stdout = sys.stderr = io.StringIO()
+    sys.stdout = sys.stderr = printed = io.StringIO()
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", *(["-x"] if first else [])]
     for run in runs:
         status = pytest.main([*options, *run], [Failures()])
         if failed or status not in (0, 4, 5):  # 4, 5: no test has this name, or these words
             return failed or [f"status {status}"]
+        if "while loading conftest" in printed.getvalue():  # whose status is 4, too
+            return ["conftest.py (import)"]
     return []
 
 

@@ -14,10 +14,10 @@ from watched import Watched
 import specjax
 from specjax import RULES, Decoder, NGram, Params
 from specjax.methods import DraftSource
-from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain
-from specjax.proposers.adaptive.policy import POLICY
+from specjax.proposers import AT_ONCE, MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain
+from specjax.proposers.adaptive.policy import POLICY, Policy
 from specjax.proposers.adaptive.trials import Trials
-from specjax.types import ABSENT, Proposal
+from specjax.types import ABSENT, Block, Proposal
 
 INF = float("inf")
 WATCHED, WATCHED_DRAFT = Watched(toys.model()), Watched(toys.model())
@@ -268,3 +268,83 @@ def test_what_nearly_pays_by_the_prior_is_tried_soon(rate, pause):
     state = toys.prefill(decoder(), dataclasses.replace(params, proposer=own))
     assert set(np.asarray(state.proposer.lookup.trials.pause).tolist()) == {7}
     assert set(np.asarray(state.proposer.drafter.trials.pause).tolist()) == {pause}
+
+
+def test_the_first_budget_of_each_part_pays_one_trial():
+    """It is the cost of the fewest drafts of the part, and of what its drafter reads first."""
+    params = arrays((2.0, 2.5, 3.0, 2.8, 4.4), prior=(0.1, 0.1))
+    own = dataclasses.replace(params.proposer, pause=jnp.array([64, 64], jnp.int32))
+    state = toys.prefill(decoder(), dataclasses.replace(params, proposer=own)).proposer
+    passes = np.ceil(64 / (AT_ONCE * PROPOSER.num_nodes))
+    late = passes * min((1.4 - 1) / 1, (2.2 - 1) / 3)  # of a draft, in steps without drafts
+    np.testing.assert_allclose(state.lookup.trials.budget, 0.25, rtol=1e-5)
+    np.testing.assert_allclose(state.drafter.trials.budget, 0.4 + late, rtol=1e-5)
+
+
+def test_a_part_must_promise_more_than_nearly_all():
+    """One draft that is right half of the time, at exactly half the speed of plain decoding."""
+    proposer = Adaptive(NGram(1), None, (1, 2), Policy(windows=(8.0,), most=0.5, nearly=0.5))
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    prompt = Block(tokens, jnp.zeros((1, 3, 1)), jnp.full(1, 3))
+    for seconds, pause in ((3.0, 64), (2.9, PAUSE)):
+        own = AdaptiveParams(
+            None, None, jnp.array([1.0, seconds]), jnp.array(MEASURED, jnp.int32),
+            jnp.array([0.5, 0.4]), jnp.full(2, 64, jnp.int32),
+        )  # fmt: skip
+        state = proposer.start(own, prompt, 16)
+        assert state.lookup.trials.pause.tolist() == [pause]
+
+
+def test_rates_by_part_are_of_the_parts_that_exist():
+    rates = stacked(judged([1.0]), judged([9.0]))
+    known, both = after_steps(6).proposer, (0, 1)
+    for parts in (both, both[:1], both[1:]):
+        state = dataclasses.replace(
+            known,
+            lookup=known.lookup if 0 in parts else None,
+            drafter=known.drafter if 1 in parts else None,
+            rates=jax.tree.map(lambda x, of=parts: x[:, list(of)], rates),
+        )
+        found = state.rates_by_part()
+        assert {part: float(each.slow[0, 1]) for part, each in found.items()} == {
+            part: (1.0, 9.0)[part] for part in parts
+        }
+
+
+def test_a_lookup_that_promises_as_much_drafts():
+    """Rows with all drafts of the lookup take them, and the others take those of the drafter."""
+    params, state = arrays((1.0, 9.0, 9.0, 9.0, 1.0)), after_steps(6)
+    sure = judged(np.full(toys.ROWS, 99.0), together=True)
+    own = dataclasses.replace(
+        state.proposer,
+        lookup=dataclasses.replace(state.proposer.lookup, trials=resting(0.0)),
+        drafter=dataclasses.replace(state.proposer.drafter, trials=resting(0.0)),
+        rates=stacked(sure, sure),
+    )
+    left = {"limit": state.length + 20, "done": np.zeros(toys.ROWS, bool)}
+    after = jax.device_get(
+        stages()[1](params, dataclasses.replace(state, proposer=own, **left))[1].proposer
+    )
+    assert not after.tried.any() and (after.offered == 3).all()
+    assert after.drafted.any() and not after.drafted.all()
+
+
+def test_trials_learn_from_the_drafts_of_their_own_part():
+    """After drafts of one part, the pause of that part changes, and the other keeps its own."""
+    params, state = arrays((1.0, 1.2, 1.5, 1.4, 2.0)), after_steps(6)
+    rows, trials = toys.ROWS, resting(0.0)
+    nothing = Block(*(np.zeros((rows, 4), np.int32), np.zeros((rows, 4, 1))), np.ones(rows, int))
+    for drafted, pauses in ((False, (18, 9)), (True, (9, 18))):
+        own = dataclasses.replace(
+            state.proposer,
+            lookup=dataclasses.replace(state.proposer.lookup, trials=trials),
+            drafter=dataclasses.replace(state.proposer.drafter, trials=trials),
+            rates=stacked(judged(np.zeros(rows)), judged(np.zeros(rows))),
+            offered=np.full(rows, 3, np.int32),
+            drafted=np.full(rows, drafted),
+            worth=np.ones(rows, np.float32),
+            needed=np.full(rows, 2.0, np.float32),
+        )
+        after = jax.jit(PROPOSER.observe)(params.proposer, own, nothing)
+        found = after.lookup.trials.pause, after.drafter.trials.pause
+        assert [set(each.tolist()) for each in found] == [{each} for each in pauses]

@@ -20,7 +20,7 @@ from toys import TABLES as toys
 from specjax import sampling
 from specjax.contract import BlockSource, Context, Corrected
 from specjax.methods import MedusaHeads, MedusaSource
-from specjax.proposers import BestFirst, CostAware, CostAwareParams
+from specjax.proposers import BestFirst, ChoiceTree, CostAware, CostAwareParams
 from specjax.proposers.shapes import best_first
 from specjax.types import ABSENT
 
@@ -32,13 +32,14 @@ class TableSource(BlockSource):
     """The distribution after each path of drafts is a row of a table.
 
     With `corrects` a row for each path; otherwise one for each depth. What `correct` is called with
-    is kept in `CALLS`, traced.
+    is kept in `CALLS`, traced. With `corrects` no draft follows the token `last`.
     """
 
     vocab_size: int
     depth: int
     corrects: bool
     seed: int = 2
+    last: int | None = None
 
     def table(self, path):
         rng = np.random.default_rng([self.seed, *(path if self.corrects else [9] * len(path))])
@@ -65,7 +66,9 @@ class TableSource(BlockSource):
     def correct(self, params, reading, depth, previous, memory):
         at = jnp.zeros_like(previous) if depth == 0 else memory * self.vocab_size + previous
         CALLS.append((depth, at))
-        return Corrected(self.rows(depth)[at], at)
+        return Corrected(
+            self.rows(depth)[at], at, None if self.last is None else previous != self.last
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -287,6 +290,42 @@ def test_corrections_follow_each_path(shared):
         for node in inner:
             row = jax.nn.softmax(proposal.logits[0, node])
             np.testing.assert_allclose(row, source.table(found[node]), atol=1e-6)
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_no_draft_follows_where_the_source_ends(last):
+    """Where a source says that a path does not go on, the tree is that of the heap without what
+    would follow. The pending token is 0."""
+    source = TableSource(3, 3, True, seed=4, last=last)
+    proposal = propose(BestFirst(source, 5, 3), np.zeros((1, 16, 3)), True)
+
+    def chances(path):
+        return source.table(path) if len(path) < 3 and (0, *path)[-1] != last else None
+
+    present = [0, *np.flatnonzero(proposal.parent[0] != ABSENT)]
+    found = {way(proposal.parent[0], proposal.tokens[0], node) for node in present}
+    assert found == set(best_paths(chances, 5, 3))
+
+
+def test_no_more_nodes_get_children_than_are_proposed():
+    """Of a depth at most all nodes but the root are proposed, and others are not read."""
+    call, _ = compiled(BestFirst(TableSource(6, 3, True), 4, 6), False, same)
+    _, read = call.eval_shape(None, jnp.zeros((2, 16, 6)))
+    assert [at.shape for at in read] == [(2, 1), (2, 3), (2, 3)]
+
+
+def test_choices_below_corrections_have_the_distribution_of_their_path():
+    """Each node of a tree of choices has the distribution that its children were drawn from."""
+    source = TableSource(3, 3, True)
+    choices = ((0,), (1,), (2,), (0, 0), (1, 0), (2, 0), (0, 0, 0), (1, 0, 0), (2, 0, 0), (2, 0, 1))
+    noise = np.random.default_rng(0).gumbel(size=(4, len(choices) + 1, 3))
+    proposal = propose(ChoiceTree(source, choices), noise)
+    for parent, tokens, logits in zip(
+        proposal.parent, proposal.tokens, proposal.logits, strict=True
+    ):
+        for node in set(parent[1:].tolist()):
+            wanted = source.table(way(parent, tokens, node))
+            np.testing.assert_allclose(jax.nn.softmax(logits[node]), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("shared", [True, False])

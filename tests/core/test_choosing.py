@@ -119,6 +119,14 @@ def test_rows_of_a_batch_teach_each_other():
         assert first == pytest.approx(0.5) if not together else first < 0.15
 
 
+def test_all_drafts_are_those_of_the_longest_window():
+    """The windows ascend, so the longest is the last one."""
+    rates = dataclasses.replace(
+        start(2, 3, np.float32(0.5)), recent=np.arange(16.0).reshape(2, 4, 2)
+    )
+    np.testing.assert_array_equal(rates.slow, [[6, 7], [14, 15]])
+
+
 def parts(rates, budget=0.0, rows=1, unused=99):
     """Parts of the same acceptance at every depth."""
     trials = Trials(np.full(rows, unused), np.full(rows, 2), np.full(rows, budget, np.float32))
@@ -212,6 +220,23 @@ def test_a_policy_of_ones_own():
     for wrong in ({"margin": 0}, {"windows": ()}, {"stays": -1.0}, {"won": float("nan")}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*above 0"):
             Policy(**wrong)
+
+
+def test_a_batch_drafts_only_where_the_margin_is_left_after_the_wait():
+    """Drafts that promise half as much more lose it to the wait of four rows with ten tokens left.
+
+    Without the wait they exceed both margins, and with it only the smaller one.
+    """
+    alive, left = np.ones(4, bool), np.full(4, 10)
+    seconds = np.array([1.0, 1.75 / 1.5, 99.0], np.float32)
+    gains, last = np.array([1.0, 1.75, 1.9]), scipy.stats.norm.ppf((4 - 0.375) / (4 + 0.25))
+    wait = 1 / (1 - min(last * spread(gains)[0] / np.sqrt(10), 0.5))
+    assert 1.1 < 1.5 / wait < 1.3
+    made = parts([0.5], rows=4, unused=1)
+    for margin, drafts in ((0.1, True), (0.3, False)):
+        policy = Policy(margin=margin)
+        found = choosing.choose(WIDTHS, seconds, made, alive, left, True, policy)
+        assert np.asarray(found.option > 0).all() == drafts
 
 
 def spread(gains):

@@ -12,7 +12,7 @@ from compiled_choice import chosen
 import specjax
 from specjax.proposers import MEASURED, Adaptive, AdaptiveParams
 from specjax.proposers.adaptive.choosing import Part
-from specjax.proposers.adaptive.policy import POLICY
+from specjax.proposers.adaptive.policy import POLICY, Policy
 from specjax.proposers.adaptive.trials import Trials
 from specjax.types import Block
 
@@ -93,6 +93,28 @@ def test_a_trial_pays_if_it_beats_what_decodes_otherwise(worth, pause):
     """Three tokens in the time of 1.8 steps beat plain decoding, but not a part twice as fast."""
     _, after = after_trial([3], [2], worth, prior=0.9)
     assert int(after.pause[0]) == pause
+
+
+@pytest.mark.parametrize(("needed", "pause"), [(1.5, 32), (1.4, 1)])
+def test_drafts_pay_if_they_promise_more_than_their_time(needed, pause):
+    """A rate of 0.5 promises 1.5 tokens with one draft, which must be more than the time."""
+    proposer = Adaptive(specjax.NGram(1), None, (1, 2), Policy(windows=(8.0,), most=0.5))
+    params = AdaptiveParams(
+        None, None, np.array([1, needed], np.float32), np.int32(MEASURED),
+        np.full(2, 0.5, np.float32), np.full(2, 64),
+    )  # fmt: skip
+    tokens = np.zeros((1, 2), np.int32)
+    prompt = Block(tokens, tokens[..., None].astype(np.float32), np.full(1, 2))
+    state = proposer.start(params, prompt, 16)
+    state = dataclasses.replace(
+        state,
+        lookup=dataclasses.replace(
+            state.lookup, trials=dataclasses.replace(state.lookup.trials, pause=np.full(1, 64))
+        ),
+        offered=np.ones(1, np.int32),
+        needed=np.full(1, needed, np.float32),
+    )
+    assert proposer.observe(params, state, prompt).lookup.trials.pause.tolist() == [pause]
 
 
 @pytest.mark.parametrize("together", [True, False])

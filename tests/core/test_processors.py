@@ -100,6 +100,15 @@ def test_what_is_off_is_none():
     np.testing.assert_array_equal(process(begun(everything, tokens), logits, path), logits)
 
 
+def test_phrases_of_few_sizes():
+    """Their array has the least powers of two, from 4, that hold them, so programs are shared."""
+    for count, length, shape in ((1, 2, (4, 4)), (4, 4, (4, 4)), (5, 5, (8, 8)), (9, 3, (16, 4))):
+        phrases = [[first % FEW] * (length - 1) + [0] for first in range(count)]
+        made = Processors.create(3, FEW, bad_words=phrases)
+        assert made is not None and made.phrases is not None
+        assert made.phrases.shape[-2:] == shape
+
+
 @pytest.mark.parametrize("setting", THEIRS)
 def test_the_reference_is_transformers(setting):
     """The reference agrees with transformers text by text, so that it can stand for it above."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from proposal_laws import TEMPERATURE, ranked, softmax, steps
+from table_sources import TableSource
 from toy_models import transformer
 from toys import TABLES as toys
 from watched import Watched
@@ -23,7 +24,9 @@ from specjax import (
     NGram,
     Proposal,
     Universal,
+    sampling,
 )
+from specjax.contract import Context
 from specjax.methods import DraftSource, EarlyExitSource, MedusaSource, TranslatedSource
 from specjax.proposers import Chain, ChoiceTree, StaticTree
 from specjax.proposers.own_text import OwnText
@@ -38,6 +41,26 @@ def test_a_static_tree_has_its_shape():
     assert hash(proposer) == hash(DraftTree(NET, toys.VOCAB, (3, 2, 1)))
     assert (proposer.num_nodes, proposer.max_depth) == (16, 3)
     assert proposer.parent.tolist() == [-1, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("branching", [(3, 1, 2), (4,)])
+def test_a_static_tree_has_logits_for_each_node(branching):
+    """Those of a node's children, with a row for each node of the last level too."""
+    proposer, size = StaticTree(TableSource(7), branching), 7
+    table = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
+    draw = sampling.IndependentDraw.create(
+        jax.random.split(jax.random.key(0), 2), jnp.zeros(2, jnp.int32), size, proposer.num_nodes
+    )
+
+    @jax.jit
+    def propose(table, pending):
+        context = Context(pending, draw, lambda x, path: x, False, True, None)
+        return proposer.propose(table, (), context)[0]
+
+    made = propose(table, np.array([1, 5], np.int32))
+    assert made.logits.shape == (*made.tokens.shape, size) == (2, proposer.num_nodes, size)
+    inner = sorted(set(proposer.parent[1:].tolist()))
+    np.testing.assert_array_equal(made.logits[:, inner], table[made.tokens[:, inner]])
 
 
 @pytest.mark.parametrize(

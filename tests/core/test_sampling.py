@@ -289,3 +289,11 @@ def test_the_order_of_siblings():
     assert np.argsort(-found).tolist() == [2, 1, 0, 3, 5, 6, 4] and np.isfinite(found).all()
     np.testing.assert_allclose(found[:3], [-1.0, 0.1, 0.7], rtol=1e-6)
     np.testing.assert_allclose(found[3:4] - found[5:7], [1.3, 2.3], rtol=1e-5)
+
+
+def test_greedy_siblings_of_equal_logits_are_the_first_ones():
+    """At temperature 0 the siblings are the tokens of greatest logits, the first of equal ones."""
+    logits = jnp.array([[[1.0, 3.0, 2.0, 3.0, 3.0, 2.0]]])
+    warped = sampling.warp(logits, Sampling.create(1, 0.0))
+    _, siblings = sampling.top_k(sampling.scores(logits, warped, 0.0), 6)
+    assert siblings[0, 0].tolist() == [1, 3, 4, 2, 5, 0]

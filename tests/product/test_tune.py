@@ -350,7 +350,7 @@ def test_what_cannot_be_is_refused(target):
         with pytest.raises(ValueError, match=words):
             specjax.tune(*arguments)
     for name in ("batch", "rounds", "max_new_tokens"):
-        with pytest.raises(ValueError, match=f"{name}=0; it must be a whole number"):
+        with pytest.raises(ValueError, match=f"{name}=0; it must be at least 1"):
             specjax.tune(target, **{name: 0})
 
 

@@ -47,7 +47,7 @@ class Policy:
         texts.
       first_budget: steps.  The first budget of the trials of such a proposer; for a proposer with a
         rate from earlier texts, one trial is always paid.
-      nearly: share.  A proposer that by its prior reaches this share of the speed of plain decoding
+      nearly: share.  A proposer that by its prior exceeds this share of the speed of plain decoding
         is tried after `pause` steps.
 
     Example:

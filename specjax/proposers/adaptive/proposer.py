@@ -332,8 +332,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             return made, dataclasses.replace(state, drafter=dataclasses.replace(known, own=own))
         propose = functools.partial(drafter.propose, params.drafter, context=context)
         shapes, _ = jax.eval_shape(propose, known.own)
+        # No row takes these numbers, since a depth of 0 is that of rows without its drafts.
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        none = dataclasses.replace(none, parent=jnp.full_like(none.parent, ABSENT))
         text = state.text
 
         def turn(carry: tuple[Proposal, ArrayTree]) -> tuple[Proposal, ArrayTree]:
