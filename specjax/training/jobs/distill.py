@@ -421,8 +421,8 @@ def taught(
     """Returns the recording that a run learns from.
 
     Returns:
-      The options with the fields that the recording decides, the target (without parameters, unless
-      tau is measured with it), and the recording.
+      The options, some of which are taken from the recording; the target, which has parameters only
+      if tau is measured with it; and the recording.
 
     Raises:
       ValueError: the recording is damaged or not complete, another target made it, or it was made
