@@ -49,8 +49,8 @@ def _arguments(cls: type[Options], origin: str, values: Mapping[str, object]) ->
         if dest not in known:
             near = difflib.get_close_matches(dest, sorted(known), 1)
             raise ValueError(
-                f"{origin}: {name!r} is not an option of this job; "
-                + (f"is it {near[0]!r}?" if near else "--help lists them")
+                f"{origin}: {name!r} is not an option of this command; "
+                + (f"is it {near[0]!r}?" if near else "--help-all lists them")
             )
         is_switch = "bool" in str(known[dest].type)
         if value is not None and isinstance(value, bool) != is_switch:

@@ -25,9 +25,9 @@ def test_options_from_a_file(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"stepps": 7}', "'stepps' is not an option of this job; is it 'steps'?"),
-        ('{"zzz": 7}', "'zzz' is not an option of this job; --help lists them"),
-        ('{"set": ["steps=7"]}', "'set' is not an option of this job"),
+        ('{"stepps": 7}', "'stepps' is not an option of this command; is it 'steps'?"),
+        ('{"zzz": 7}', "'zzz' is not an option of this command; --help-all lists them"),
+        ('{"set": ["steps=7"]}', "'set' is not an option of this command"),
         ('{"steps": true}', "steps is True, but it is not a switch"),
         ('{"steps": 0}', "--steps is 0; it must be at least 1"),
         ("[1]", "holds a list"),
@@ -60,7 +60,7 @@ def test_options_that_are_set_beside_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learning-rat=1", "--set learning-rat=1: 'learning-rat' is not an option of this job; is"),
+        ("learning-rat=1", "--set learning-rat=1: 'learning-rat' is not an option of this command"),
         ("steps", "--set steps: it must be KEY=VALUE"),
         ("steps=true", "steps is True, but it is not a switch"),
         ("steps=many", "Error parsing --steps: invalid literal for int() with base 10: 'many'"),
