@@ -9,8 +9,7 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
-import filelock
-
+from specjax._internal.extras import need
 from specjax.parallel import leader
 
 _LOCK, _HOLDER = "run.lock", "run.holder"
@@ -25,8 +24,13 @@ def alone(out: str | os.PathLike[str], writes: bool = True) -> Iterator[None]:
     folder, and its loop again.
 
     Raises:
-      ValueError: another run holds the folder; the message names it.
+      ValueError: another run holds the folder, which the message names; or a package of the extra
+        `train` is missing.
     """
+    for package in ("filelock", "grain"):  # imported where they are used: a help page needs neither
+        need(package, "a training job", "train")
+    import filelock
+
     if not leader() or not writes:
         yield
         return

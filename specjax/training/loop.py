@@ -15,9 +15,8 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,6 +42,9 @@ from specjax.training.optimizer import (
 from specjax.training.optimizers import decays
 from specjax.training.progress import Progress
 from specjax.training.record import METRICS, RUN, Metrics, describe, last_evaluation
+
+if TYPE_CHECKING:
+    import grain
 
 
 class Job(Protocol):
@@ -299,12 +301,19 @@ def show_mask(job: Job) -> str:
 def _batches(
     job: Job, stop: int, state: dict[str, Any] | None, step: int
 ) -> grain.DatasetIterator[Arrays]:
-    """Returns the batches of the steps before `stop`, from the state of such an iterator on.
+    """Returns an iterator over the batches of the steps before `stop`.
 
-    Checkpoints of earlier versions have only the step, which says as much.
+    A thread makes two batches ahead while the device computes.
 
-    A thread makes two of them ahead, while the device computes.
+    Args:
+      job: makes the batch of a step.
+      stop: the step at which the run ends.
+      state: of the iterator, from a checkpoint; None in a new run, and in checkpoints of earlier
+        versions, which have no such state.  Then the batches begin at `step`.
+      step: the first step.
     """
+    import grain
+
     steps = grain.MapDataset.range(stop).map(job.batch)
     batches = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
     batches.set_state(state or {"next_index": step})

@@ -16,12 +16,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grain
 import numpy as np
 
 Row = dict[str, Any]
 Rows = Any
 """A `grain.MapDataset` of rows; by its own type any row might be None."""
+
+
+def _endless(row: Callable[[int], Row]) -> Rows:
+    """Returns the rows `row(0)`, `row(1)` and so on."""
+    import grain  # here, since a help page needs no grain
+
+    return grain.MapDataset.range(sys.maxsize).map(row)
 
 
 def shuffled(size: int, seed: int, read: Callable[[int, int], Row]) -> Rows:
@@ -35,15 +41,15 @@ def shuffled(size: int, seed: int, read: Callable[[int, int], Row]) -> Rows:
         epoch, index = divmod(number, size)
         return read(epoch, int(order(epoch)[index]))
 
-    return grain.MapDataset.range(sys.maxsize).map(at)
+    return _endless(at)
 
 
 def turns(number: int, weights: Sequence[float]) -> tuple[int, int]:
     """Returns the source of a row, and the row's number within it.
 
-    The first n rows have n w / (w + the later weights) of the first source, rounded; the others are
-    divided among the later sources in the same way.  So each source has its share to within a row
-    for each source before it.
+    Let w be the weight of the first source, and W the sum of all weights.  Of the first n rows it
+    has n w / W, rounded.  The remaining rows are divided among the later sources by the same rule.
+    So the error of a source's share is at most one row for each source before it.
     """
     for source, weight in enumerate(weights[:-1]):
         share = weight / math.fsum(weights[source:])
@@ -57,14 +63,14 @@ def turns(number: int, weights: Sequence[float]) -> tuple[int, int]:
 def by_turns(parts: Sequence[Rows], weights: Sequence[float]) -> Rows:
     """Returns the rows of endless parts, of which each has its share after every row.
 
-    A part of weight 0 is never read, so it may be None.
+    A part may be None if its weight is 0, since it is never read.
     """
 
     def at(number: int) -> Row:
         part, index = turns(number, weights)
         return parts[part][index]
 
-    return grain.MapDataset.range(sys.maxsize).map(at)
+    return _endless(at)
 
 
 def batches(

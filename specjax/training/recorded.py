@@ -25,7 +25,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import grain
 import jax.numpy as jnp
 import numpy as np
 import safetensors
@@ -312,6 +311,8 @@ class Recorded:
 
     def rows(self, numbers: Sequence[int]) -> Row:
         """Returns the sequences of these numbers."""
+        import grain
+
         rows: Rows = grain.MapDataset.source(numbers).map(self.row)
         return rows.batch(len(numbers))[0]
 

@@ -191,7 +191,7 @@ def test_a_refused_connection_and_a_slow_server_are_named():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Endpoint("localhost:8000", "m"), "url=localhost:8000 is no address"),
+        (lambda: Endpoint("localhost:8000", "m"), "url=localhost:8000 is not an address"),
         (lambda: Endpoint("http://x/v1", "m", timeout=0), "timeout=0"),
         (lambda: Endpoint("http://x/v1", "m", concurrency=0), "concurrency=0"),
         (lambda: Plan([]), "at least one prompt"),
@@ -257,7 +257,7 @@ def test_the_command_fails_a_server_that_samples_too_hot(capsys):
     ("arguments", "words"),
     [
         (["--url", "http://127.0.0.1:1/v1"], ["--url needs --model"]),
-        (["--url", "nowhere", "--model", "m"], ["url=nowhere is no address"]),
+        (["--url", "nowhere", "--model", "m"], ["url=nowhere is not an address"]),
         (["--url", "http://127.0.0.1:1/v1", "--model", "m"], ["cannot be reached", "start the"]),
         (
             ["--url", "http://127.0.0.1:1/v1", "--model", "m", "--top-k", "3"],

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import pathlib
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,10 +138,14 @@ def sequences(options: TeacherOptions, material: Material) -> tuple[tuple[int, i
         counts.pop(0) if written is not None else 0,
         counts.pop(0),
     )
+    import grain
+
     return whole, grain.MapDataset.concatenate([rows[:count] for count, rows in parts])
 
 
 def _in_order(written: Written) -> Rows:
+    import grain
+
     return grain.MapDataset.range(len(written.tokens)).map(written.row)
 
 
