@@ -6,7 +6,9 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
+    from specjax.caches.hybrid import HybridCache
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
+    from specjax.caches.layer_state import LayerState, Staged
     from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
     from specjax.caches.recurrent import RecurrentCache
     from specjax.caches.sliding_window import WindowedCache
@@ -17,9 +19,12 @@ __all__ = [
     "CHUNK",
     "SPARE_SLOTS",
     "BranchCache",
+    "HybridCache",
     "KVCache",
+    "LayerState",
     "Memory",
     "RecurrentCache",
+    "Staged",
     "WindowedCache",
     "empty_cache",
     "in_chunks",

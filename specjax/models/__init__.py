@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from specjax.models.attention import BLOCK_SLOTS, attend, cpu_attend
     from specjax.models.base import PRECISIONS, LinenModel
     from specjax.models.check import check_model
-    from specjax.models.config import TransformerConfig
+    from specjax.models.config import Mixer, TransformerConfig
     from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fields
+    from specjax.models.feed_forward import MLP
     from specjax.models.language_model import OFF, LanguageModel
-    from specjax.models.layers import MLP, Dense, Norm, look_up, named_param, residual_scale
+    from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
+    from specjax.models.mixers import Attention
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
         Int8,
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     )
     from specjax.models.rope import Rope, rotate
     from specjax.models.transformer import (
-        Attention,
         Head,
         Layer,
         Tables,
@@ -61,6 +62,7 @@ __all__ = [
     "LanguageModel",
     "Layer",
     "LinenModel",
+    "Mixer",
     "Norm",
     "Rope",
     "Tables",

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from specjax._internal.checks import chosen, flag, number, real, settle, shown, typed, whole, within
 from specjax.models.rope import Rope
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
+    from specjax.caches import LayerState
 
 NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel")
 """The orders of the norm and the two branches f of a layer (attention, then MLP):
@@ -58,10 +65,34 @@ def _is_window(value: object) -> bool:
     return value is None or (isinstance(plain, int) and 1 <= plain < 2**31)
 
 
+@dataclasses.dataclass(frozen=True)
+class Mixer(abc.ABC):
+    """The sizes of a layer's mixer, where it is not attention as the configuration's fields say.
+
+    `models.mixers.MIXERS` has the module of each subclass.
+    """
+
+    def slots(self) -> tuple[int, int, int] | None:
+        """Returns the sizes that the layer's cache keeps for each token; None: it keeps a state.
+
+        They are the number of key heads, the size of a key, and the size of a value.
+        """
+        return None
+
+    @abc.abstractmethod
+    def state(self, batch: int, dtype: DTypeLike) -> LayerState:
+        """Returns the state before the first token of `batch` rows, if `slots` is None."""
+
+    def rotated(self) -> int | None:
+        """Returns the size of the heads that a rope turns; None: the configuration's `head_dim`."""
+        return None
+
+
 _PER_LAYER = {
     "ropes": (lambda value: isinstance(value, Rope | None), "a Rope or None"),
     "windows": (_is_window, "a whole number of at least 1, or None"),
     "sparse": (lambda value: isinstance(value, bool), "True or False"),
+    "mixers": (lambda value: isinstance(value, Mixer | None), "a Mixer or None"),
 }
 """Fields with an entry for each layer: whether a value is one, and the entries in words."""
 
@@ -106,6 +137,8 @@ class TransformerConfig:
     query_scale: float | None = None  # by default head_dim ** -0.5
     attention_softcap: float | None = None
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
+    # Layers with another mixer than this attention
+    mixers: tuple[Mixer | None, ...] = ()  # by layer; None: attention
     # MLP
     activation: str = "silu"
     gated: bool = True
@@ -136,14 +169,14 @@ class TransformerConfig:
                 for name, entries in counts.items()
             ),
         )
-        for rope in {self.rope_of(i) for i in range(layers)}:
+        for rope, size in {(self.rope_of(i), self.rotated_of(i)) for i in range(layers)}:
             if rope is None:
                 continue
-            turned = int(self.head_dim * rope.fraction)
+            turned = int(size * rope.fraction)
             settle(
                 (
                     turned % 2,
-                    f"head_dim={self.head_dim} gives an odd number of rotated dimensions; rotary "
+                    f"head_dim={size} gives an odd number of rotated dimensions; rotary "
                     "embeddings rotate pairs",
                 ),
                 (
@@ -194,8 +227,8 @@ class TransformerConfig:
             name: tuple(entries[i] for i in layers) if (entries := getattr(self, name)) else ()
             for name in _PER_LAYER
         }
-        if not any(own["windows"]):  # alike, as a family reads them
-            own["windows"] = ()
+        for name in ("windows", "mixers"):  # alike, as a family reads them
+            own[name] = own[name] if any(own[name]) else ()
         if all(own["sparse"]):
             own["sparse"] = ()
         return dataclasses.replace(self, num_layers=len(layers), **own)
@@ -217,6 +250,20 @@ class TransformerConfig:
     def window_of(self, layer: int) -> int | None:
         """Returns the number of tokens that a layer attends to, itself included; None if to all."""
         return self.windows[layer] if self.windows else None
+
+    def mixer_of(self, layer: int) -> Mixer | None:
+        """Returns the mixer of a layer, counted from 0; None if it is attention."""
+        return self.mixers[layer] if self.mixers else None
+
+    def slots_of(self, layer: int) -> tuple[int, int, int] | None:
+        """Returns what `Mixer.slots` does; for attention the sizes of this configuration."""
+        mixer = self.mixer_of(layer)
+        return (self.num_kv_heads, self.head_dim, self.head_dim) if mixer is None else mixer.slots()
+
+    def rotated_of(self, layer: int) -> int:
+        """Returns the size of the heads that the rope of a layer turns."""
+        mixer = self.mixer_of(layer)
+        return self.head_dim if mixer is None else mixer.rotated() or self.head_dim
 
     def is_sparse(self, layer: int) -> bool:
         """Returns whether a layer has experts."""

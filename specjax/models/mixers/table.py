@@ -1,0 +1,10 @@
+"""The module of each mixer's record."""
+
+from __future__ import annotations
+
+from flax import linen as nn
+
+from specjax.models.config import Mixer
+
+MIXERS: dict[type[Mixer], type[nn.Module]] = {}
+"""The record of a mixer -> its module, which is called as `models.mixers.attention.Attention`."""
