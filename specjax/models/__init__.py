@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         quantised_form,
     )
     from specjax.models.rope import Rope, rotate
+    from specjax.models.router import Router, route
     from specjax.models.transformer import (
         Head,
         Layer,
@@ -65,6 +66,7 @@ __all__ = [
     "Mixer",
     "Norm",
     "Rope",
+    "Router",
     "Tables",
     "Tensor",
     "Transformer",
@@ -89,4 +91,5 @@ __all__ = [
     "quantised_form",
     "residual_scale",
     "rotate",
+    "route",
 ]

@@ -71,7 +71,10 @@ class Layer(nn.Module):
         else:
             other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
             mixed, written = other(normed, rotations, memory, visible)
-        mlp = (Experts if c.is_sparse(self.index) else MLP)(c, self.dense, name="mlp")
+        if c.is_sparse(self.index):
+            mlp = Experts(c, self.dense, self.attend is cpu_attend, name="mlp")
+        else:
+            mlp = MLP(c, self.dense, name="mlp")
         if c.norm_order == "parallel":
             return x + mixed + mlp(norm("mlp_norm", x)), written
         x = x + (norm("attention_post_norm", mixed) if after else mixed)
