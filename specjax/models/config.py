@@ -49,7 +49,7 @@ _CHOICES = {
     "qk_norm": (None, "head", "whole"),
     "activation": ("silu", "relu", "gelu", "gelu_tanh"),
 }
-_FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "gated", "mlp_bias",
+_FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate", "gated", "mlp_bias",
           "normalise_experts")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale"), "[0, 3.4e38]"),
@@ -132,6 +132,7 @@ class TransformerConfig:
     # Attention
     qkv_bias: bool = False
     out_bias: bool = False
+    output_gate: bool = False  # the output is multiplied by sigmoid(W x) before `o`
     # RMS norm of queries and keys: over each "head", or over the "whole" projection.
     qk_norm: str | None = None
     query_scale: float | None = None  # by default head_dim ** -0.5

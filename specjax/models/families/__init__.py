@@ -11,6 +11,7 @@ from specjax.models.families.olmo2 import OLMO2
 from specjax.models.families.opt import OPT
 from specjax.models.families.phi3 import PHI3
 from specjax.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from specjax.models.families.qwen3_5 import QWEN3_5
 from specjax.models.families.smollm3 import SMOLLM3
 
 FAMILIES: dict[str, Family] = {
@@ -27,6 +28,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": PHI3,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "qwen3_5_text": QWEN3_5,
     "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
 }

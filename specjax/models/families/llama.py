@@ -6,6 +6,8 @@ Most later families are variations of this one: their files call `read_llama`, `
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from specjax.models.config import TransformerConfig
@@ -103,12 +105,16 @@ def write_llama(c: TransformerConfig, **changes: object) -> Config:
 
 
 def llama_tensors(
-    c: TransformerConfig, experts: str = "mlp", expert_parts: tuple[str, ...] = ()
+    c: TransformerConfig,
+    experts: str = "mlp",
+    expert_parts: tuple[str, ...] = (),
+    mixers: Callable[[TransformerConfig, int], list[Tensor]] | None = None,
 ) -> list[Tensor]:
     """Returns every tensor that the files must hold.
 
     Args:
       c: the configuration.
+      mixers: returns the tensors of a layer's mixer that is not attention, by the layer's index.
       experts: the name of the block that holds the experts.
       expert_parts: the names of an expert's gate, up and down matrices.
     """
@@ -122,16 +128,10 @@ def llama_tensors(
         theirs, ours = f"model.layers.{i}", f"layer_{i}"
         for name, norm in _NORMS[c.norm_order].items():
             rows.append(Tensor(f"{theirs}.{norm}.weight", (ours, name, "weight")))
-        for part in "qk" if c.qk_norm else "":
-            rows.append(
-                Tensor(
-                    f"{theirs}.self_attn.{part}_norm.weight",
-                    (ours, "attention", f"{part}_norm", "weight"),
-                )
-            )
-        for part in "qkvo":
-            bias = c.out_bias if part == "o" else c.qkv_bias
-            rows += dense(f"{theirs}.self_attn.{part}_proj", (ours, "attention", part), bias)
+        if mixers is not None and c.mixer_of(i) is not None:
+            rows += mixers(c, i)
+        else:
+            rows += attention_tensors(c, f"{theirs}.self_attn", (ours, "attention"))
         if not c.is_sparse(i):
             for part in ("gate", "up", "down"):
                 rows += dense(f"{theirs}.mlp.{part}_proj", (ours, "mlp", part), c.mlp_bias)
@@ -141,6 +141,33 @@ def llama_tensors(
             for part, name in zip(("gate", "up", "down"), expert_parts, strict=True):
                 name = f"{theirs}.{experts}.experts.{expert}.{name}.weight"
                 rows.append(Tensor(name, (ours, "mlp", part), transpose=True, at=expert))
+    return rows
+
+
+def attention_tensors(c: TransformerConfig, theirs: str, ours: tuple[str, ...]) -> list[Tensor]:
+    """Returns the tensors of attention; a gate of its output lies in `q_proj`, head by head."""
+    rows = [
+        Tensor(f"{theirs}.{part}_norm.weight", (*ours, f"{part}_norm", "weight"))
+        for part in ("qk" if c.qk_norm else "")
+    ]
+    for part in "qkvo":
+        bias = c.out_bias if part == "o" else c.qkv_bias
+        parts = dense(f"{theirs}.{part}_proj", (*ours, part), bias)
+        if part == "q" and c.output_gate:
+            heads, size = c.num_heads, c.head_dim
+            for row in parts:
+                rest = (c.hidden_size,) if row.transpose else ()
+                for number, name in enumerate(("q", "gate")):
+                    half = dataclasses.replace(
+                        row,
+                        path=(*ours, name, row.path[-1]),
+                        shape=(2 * heads * size, *rest),
+                        view=(heads, 2, size, *rest),
+                        index=(slice(None), number),
+                    )
+                    rows.append(half)
+        else:
+            rows += parts
     return rows
 
 
