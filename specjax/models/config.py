@@ -49,8 +49,8 @@ _CHOICES = {
     "qk_norm": (None, "head", "whole"),
     "activation": ("silu", "relu", "gelu", "gelu_tanh"),
 }
-_FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate", "gated", "mlp_bias",
-          "normalise_experts")  # fmt: skip
+_FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate", "gated",
+          "mlp_bias", "normalise_experts")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale"), "[0, 3.4e38]"),
     "norm_offset": "[-3.4e38, 3.4e38]",

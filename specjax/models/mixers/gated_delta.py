@@ -84,7 +84,7 @@ class GatedDeltaNet(nn.Module):
             filled = nn.initializers.constant(init)
             return named_param(self, name, filled, (axis,), (size,)).astype(jnp.float32)
 
-        inputs = tuple(project(name, size) for name, size in zip("qkv", (keys, keys, values)))
+        inputs = project("q", keys), project("k", keys), project("v", values)
         mixed = []
         for name, columns, new in zip("qkv", memory.columns, inputs, strict=True):
             init = nn.initializers.normal(c.init_scale)

@@ -12,8 +12,8 @@ so with K, V, U of all nodes as rows the delta rule is one unit-triangular syste
 
     (I + L) U = b (V - e^G K S_0),    L_ij = b_i e^(G_i - G_j) (k_i . k_j)  for j in A(i)
 
-and the outputs are  o_i = e^G_i S_0^T q_i + sum of e^(G_i - G_j) (q_i . k_j) u_j.  The exponents are
-formed as differences, and none is above 0, since g <= 0.
+and the outputs are  o_i = e^G_i S_0^T q_i + sum of e^(G_i - G_j) (q_i . k_j) u_j.  The exponents
+are formed as differences, and none is above 0, since g <= 0.
 
 Reference: Yang et al. 2024 (gated delta networks), arXiv 2412.06464, equations 10 and 11, where the
 ancestors are all earlier tokens.
