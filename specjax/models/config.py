@@ -51,7 +51,7 @@ _CHOICES = {
     "activation": ("silu", "relu", "gelu", "gelu_tanh"),
 }
 _FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias",
-          "qk_norm_last", "gated", "mlp_bias", "normalise_experts")  # fmt: skip
+          "output_gate", "qk_norm_last", "gated", "mlp_bias", "normalise_experts")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale"), "[0, 3.4e38]"),
     **dict.fromkeys(("branch_scale", "logit_scale"), "(0, 3.4e38]"),
@@ -137,6 +137,7 @@ class TransformerConfig:
     # Attention
     qkv_bias: bool = False
     out_bias: bool = False
+    output_gate: bool = False  # the output is multiplied by sigmoid(W x) before `o`
     # RMS norm of queries and keys: over each "head", or over the "whole" projection; or "heads": a
     # layer norm without bias over each head, with weights of its own.
     qk_norm: str | None = None

@@ -19,6 +19,7 @@ from specjax.models.families.olmo3 import OLMO3
 from specjax.models.families.opt import OPT
 from specjax.models.families.phi3 import PHI3
 from specjax.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from specjax.models.families.qwen3_5 import QWEN3_5
 from specjax.models.families.seed_oss import SEED_OSS
 from specjax.models.families.smollm3 import SMOLLM3
 from specjax.models.families.stablelm import STABLELM
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": PHI3,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "qwen3_5_text": QWEN3_5,
     "qwen3_moe": QWEN3_MOE,
     "seed_oss": SEED_OSS,
     "smollm3": SMOLLM3,

@@ -77,5 +77,9 @@ class Attention(nn.Module):
             )
         else:
             mixed = self.attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
+        if c.output_gate:
+            wide = c.num_heads * c.head_dim
+            gate = self.dense(wide, ("embed", "heads"), c.qkv_bias, c.init_scale, name="gate")(x)
+            mixed = mixed * nn.sigmoid(gate)
         out = self.dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")
         return out(mixed), (keys, values)
