@@ -67,6 +67,19 @@ class LayerState:
             state = advanced(state, keys, updates, totals, count)
         return LayerState(columns, state)
 
+    def widened(self, width: int) -> LayerState:
+        """Returns this state as if `width` nodes were staged; those that are added are zeros."""
+
+        def pad(x: Array) -> Array:
+            return jnp.pad(x, ((0, 0), (0, width - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
+
+        return dataclasses.replace(self, staged=jax.tree.map(pad, self.staged))
+
+    def staged_as(self, shapes: LayerState) -> LayerState:
+        """Returns this state with zeros staged, in the shapes of `shapes`."""
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.staged)
+        return dataclasses.replace(self, staged=zeros)
+
     def rewind(self, to: LayerState) -> LayerState:
         """Returns `to`: a state is not rewound, but kept."""
         return dataclasses.replace(to, staged=None)
