@@ -7,7 +7,8 @@ Most later families are variations of this one: their files call `read_llama`, `
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from specjax.models.config import TransformerConfig
@@ -35,6 +36,7 @@ _NORMS = {
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_post_norm": "post_feedforward_layernorm",
     },
+    "shared": {"attention_norm": "input_layernorm"},
 }
 
 
@@ -109,6 +111,7 @@ def llama_tensors(
     experts: str = "mlp",
     expert_parts: tuple[str, ...] = (),
     mixers: Callable[[TransformerConfig, int], list[Tensor]] | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Tensor]:
     """Returns every tensor that the files must hold.
 
@@ -117,24 +120,29 @@ def llama_tensors(
       mixers: returns the tensors of a layer's mixer that is not attention, by the layer's index.
       experts: the name of the block that holds the experts.
       expert_parts: the names of an expert's gate, up and down matrices.
+      names: of the modules that are not named as in Llama, by our name.
     """
-    rows = [
-        Tensor("model.embed_tokens.weight", ("embedding",)),
-        Tensor("model.norm.weight", ("norm", "weight")),
-    ]
+
+    def norm(name: str, path: tuple[str, ...]) -> list[Tensor]:
+        kinds = ("weight", "bias") if c.norm == "layer" else ("weight",)
+        return [Tensor(f"{name}.{kind}", (*path, kind)) for kind in kinds]
+
+    rows = [Tensor("model.embed_tokens.weight", ("embedding",))]
+    rows += norm("model.norm", ("norm",))
     if not c.tied_embeddings:
         rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
     for i in range(c.num_layers):
         theirs, ours = f"model.layers.{i}", f"layer_{i}"
-        for name, norm in _NORMS[c.norm_order].items():
-            rows.append(Tensor(f"{theirs}.{norm}.weight", (ours, name, "weight")))
+        for name, there in _NORMS[c.norm_order].items():
+            rows += norm(f"{theirs}.{names.get(name, there)}", (ours, name))
         if mixers is not None and c.mixer_of(i) is not None:
             rows += mixers(c, i)
         else:
-            rows += attention_tensors(c, f"{theirs}.self_attn", (ours, "attention"))
+            rows += attention_tensors(c, f"{theirs}.self_attn", (ours, "attention"), names)
         if not c.is_sparse(i):
-            for part in ("gate", "up", "down"):
-                rows += dense(f"{theirs}.mlp.{part}_proj", (ours, "mlp", part), c.mlp_bias)
+            for part in ("gate", "up", "down") if c.gated else ("up", "down"):
+                there = f"{theirs}.mlp.{names.get(part, f'{part}_proj')}"
+                rows += dense(there, (ours, "mlp", part), c.mlp_bias)
             continue
         rows += dense(f"{theirs}.{experts}.gate", (ours, "mlp", "router"), False)
         for expert in range(c.num_experts):
@@ -144,12 +152,17 @@ def llama_tensors(
     return rows
 
 
-def attention_tensors(c: TransformerConfig, theirs: str, ours: tuple[str, ...]) -> list[Tensor]:
+def attention_tensors(
+    c: TransformerConfig, theirs: str, ours: tuple[str, ...], names: Mapping[str, str]
+) -> list[Tensor]:
     """Returns the tensors of attention; a gate of its output lies in `q_proj`, head by head."""
-    rows = [
-        Tensor(f"{theirs}.{part}_norm.weight", (*ours, f"{part}_norm", "weight"))
-        for part in ("qk" if c.qk_norm else "")
-    ]
+    rows = []
+    for part, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)) if c.qk_norm else ():
+        there, path = f"{theirs}.{names.get(part, part)}", (*ours, part, "weight")
+        if c.qk_norm == "heads":
+            rows += [Tensor(f"{there}.norms.{h}.weight", path, at=h) for h in range(heads)]
+        else:
+            rows.append(Tensor(f"{there}.weight", path))
     for part in "qkvo":
         bias = c.out_bias if part == "o" else c.qkv_bias
         parts = dense(f"{theirs}.{part}_proj", (*ours, part), bias)
