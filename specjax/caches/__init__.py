@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
     from specjax.caches.hybrid import HybridCache
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
-    from specjax.caches.layer_state import LayerState, Staged
+    from specjax.caches.layer_state import LayerState, Staged, advanced
     from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
     from specjax.caches.recurrent import RecurrentCache
     from specjax.caches.sliding_window import WindowedCache
@@ -26,6 +26,7 @@ __all__ = [
     "RecurrentCache",
     "Staged",
     "WindowedCache",
+    "advanced",
     "empty_cache",
     "in_chunks",
     "read_prompt",

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 @struct.dataclass
@@ -24,12 +25,12 @@ class Staged:
     """What a pass over N nodes adds, if its nodes are committed."""
 
     inputs: tuple[Array, ...]  # of each convolution: [B, N, C]
-    # Of the state; () if the layer has none.
-    keys: Array | tuple[()] = ()  # [B, N, H, Dk]
-    updates: Array | tuple[()] = ()  # [B, N, H, Dv]
+    # Of the state; None if the layer has only convolutions.
+    keys: Array | None = None  # [B, N, K, Dk]; H is a multiple of K
+    updates: Array | None = None  # [B, N, H, Dv]
     # [B, N, H] or, with a gate for each channel, [B, N, H, Dk]: the sum of the logarithms of the
     # gates along the path to a node, its own included.
-    totals: Array | tuple[()] = ()
+    totals: Array | None = None
 
 
 @struct.dataclass
@@ -41,8 +42,18 @@ class LayerState:
     """
 
     columns: tuple[Array, ...]  # of each convolution over K tokens: [B, K - 1, C], the oldest first
-    state: Array | tuple[()] = ()  # [B, H, Dk, Dv] float32; () if the layer has only convolutions
+    state: Array | None = None  # [B, H, Dk, Dv] float32; None if it has only convolutions
     staged: Staged | None = None
+    # Of `state`, and of the channels of `columns`, on a mesh; None on one device.
+    sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
+
+    @property
+    def shardings(self) -> tuple[NamedSharding, NamedSharding]:
+        """The shardings of the columns and of the state, on a mesh."""
+        at = self.sharding
+        assert at is not None
+        rows, heads = (*at.spec, None, None)[:2]
+        return NamedSharding(at.mesh, PartitionSpec(rows, None, heads)), at
 
     def stage(self, staged: Staged) -> LayerState:
         """Returns this state with the additions of a pass."""
@@ -61,10 +72,24 @@ class LayerState:
         columns = tuple(
             _last(old, new, count) for old, new in zip(self.columns, staged.inputs, strict=True)
         )
-        state = self.state
-        if not isinstance(state, tuple):
-            state = _advanced(state, staged, count)
-        return LayerState(columns, state)
+        state, keys, updates, totals = self.state, staged.keys, staged.updates, staged.totals
+        if state is not None:
+            assert keys is not None and updates is not None and totals is not None
+            state = advanced(state, keys, updates, totals, count)
+        return dataclasses.replace(self, columns=columns, state=state, staged=None)
+
+    def widened(self, width: int) -> LayerState:
+        """Returns this state as if `width` nodes were staged; those that are added are zeros."""
+
+        def pad(x: Array) -> Array:
+            return jnp.pad(x, ((0, 0), (0, width - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
+
+        return dataclasses.replace(self, staged=jax.tree.map(pad, self.staged))
+
+    def staged_as(self, shapes: LayerState) -> LayerState:
+        """Returns this state with zeros staged, in the shapes of `shapes`."""
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.staged)
+        return dataclasses.replace(self, staged=zeros)
 
     def rewind(self, to: LayerState) -> LayerState:
         """Returns `to`: a state is not rewound, but kept."""
@@ -82,15 +107,19 @@ def _last(old: Array, new: Array, count: Array) -> Array:
     return jax.vmap(lambda row, n: jax.lax.dynamic_slice_in_dim(row, n, old.shape[1]))(every, count)
 
 
-def _advanced(state: Array, staged: Staged, count: Array) -> Array:
+def advanced(state: Array, keys: Array, updates: Array, totals: Array, count: Array) -> Array:
     """Returns e^G S + sum over j < count of e^(G - G_j) k_j u_j^T, where G is G_(count - 1).
 
     The exponents are differences, so none is above 0.  The sum is one product for each head.
+
+    Args:
+      state: S, [B, H, Dk, Dv] float32.
+      keys, updates, totals: k [B, T, K, Dk], u [B, T, H, Dv] and G, as in `Staged`, along a branch.
+      count: [B].
     """
-    keys, updates, totals = staged.keys, staged.updates, staged.totals
-    assert not (isinstance(keys, tuple) or isinstance(updates, tuple) or isinstance(totals, tuple))
+    keys = jnp.repeat(keys, state.shape[1] // keys.shape[2], axis=2)
     if totals.ndim == 3:
-        totals = totals[..., None]  # a gate for all channels of a key
+        totals = totals[..., None]  # one gate for all channels of a key
     last = jnp.maximum(count - 1, 0)
     total = jnp.take_along_axis(totals, last[:, None, None, None], axis=1)
     kept = jnp.arange(totals.shape[1]) < count[:, None]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from specjax.caches import LayerState
 
-NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel")
+NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel", "shared")
 """The orders of the norm and the two branches f of a layer (attention, then MLP):
 
 pre       x + f(norm(x))
@@ -24,6 +24,7 @@ post      x + norm(f(x))
 sandwich  x + norm(f(norm(x)))
 after     norm(x + f(x))
 parallel  x + attention(norm(x)) + mlp(norm(x)), each with a norm of its own
+shared    x + attention(n) + mlp(n), where n = norm(x)
 """
 
 MOST = {
@@ -46,15 +47,17 @@ making this library build a list for each of 10^7 experts before it reads the we
 """
 
 _CHOICES = {
-    "norm": ("rms", "layer"),
+    "norm": ("rms", "layer", "centred"),
     "norm_order": NORM_ORDERS,
-    "qk_norm": (None, "head", "whole"),
+    "qk_norm": (None, "head", "heads", "whole"),
     "activation": ("silu", "relu", "gelu", "gelu_tanh"),
 }
-_FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "gated", "mlp_bias",
-          "normalise_experts", "expert_bias", "shared_gate")  # fmt: skip
+_FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
+          "qk_norm_last", "sinks", "gated", "mlp_bias", "normalise_experts", "expert_bias",
+          "shared_gate")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
+    **dict.fromkeys(("branch_scale", "logit_scale"), "(0, 3.4e38]"),
     "norm_offset": "[-3.4e38, 3.4e38]",
 }
 """Fields that are numbers which float32 holds, and the interval of each."""
@@ -84,6 +87,10 @@ class Mixer(abc.ABC):
     @abc.abstractmethod
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         """Returns the state before the first token of `batch` rows, if `slots` is None."""
+
+    def units(self) -> int:
+        """Returns the number of equal parts into which the axes named "states" may be split."""
+        return 1
 
     def rotated(self) -> int | None:
         """Returns the size of the heads that a rope turns; None: the configuration's `head_dim`."""
@@ -118,26 +125,33 @@ class TransformerConfig:
     # Positions
     rope: Rope | None = dataclasses.field(default_factory=Rope)
     ropes: tuple[Rope | None, ...] = ()  # by layer, instead of `rope`
+    interleaved: bool = False  # a rope rotates dimensions 2i and 2i + 1, not i and i + R / 2
     # Learned positions: token t adds row offset + t of a table; None: no table.
     position_offset: int | None = None
     # Embedding and head
     embedding_size: int | None = None  # None: `hidden_size`; else embeddings are projected
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
+    logit_scale: float = 1.0  # of the final hidden state, and so of the logits
     logit_softcap: float | None = None  # c tanh(x / c)
     # Norms
-    norm: str = "rms"  # or "layer"
+    norm: str = "rms"  # or "layer", or "centred": a layer norm without bias
     norm_offset: float = 0.0  # the factor is offset + weight
     norm_eps: float = 1e-5
     norm_order: str = "pre"
+    branch_scale: float = 1.0  # of what attention and MLP add to the residual stream
     final_norm: bool = True
     # Attention
     qkv_bias: bool = False
     out_bias: bool = False
-    # RMS norm of queries and keys: over each "head", or over the "whole" projection.
+    output_gate: bool = False  # the output is multiplied by sigmoid(W x) before `o`
+    # RMS norm of queries and keys: over each "head", or over the "whole" projection; or "heads": a
+    # layer norm without bias over each head, with weights of its own.
     qk_norm: str | None = None
+    qk_norm_last: bool = False  # after the rope
     query_scale: float | None = None  # by default head_dim ** -0.5
     attention_softcap: float | None = None
+    sinks: bool = False  # a learned score for each head joins the softmax, with a value of 0
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
     # Layers with another mixer than this attention
     mixers: tuple[Mixer | None, ...] = ()  # by layer; None: attention

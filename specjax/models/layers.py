@@ -86,25 +86,34 @@ class Norm(nn.Module):
     """An RMS norm x / rms(x) * w, or a layer norm; computed in float32.
 
     Reference: Zhang and Sennrich 2019, arXiv 1910.07467, equation 4.
+
+    Attributes:
+      config: of the model.
+      kind: a norm of `TransformerConfig`, by default `config.norm`.
+      axis: the name of the last axis, over which the norm is taken; or the names of the last axes,
+        if the weights differ along more than one.
     """
 
     config: TransformerConfig
-    kind: str | None = None  # "rms" or "layer"; by default `config.norm`
-    axis: str = "embed"
+    kind: str | None = None
+    axis: str | tuple[str, ...] = "embed"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, kind = self.config, self.kind or self.config.norm
+        axes = (self.axis,) if isinstance(self.axis, str) else self.axis
+        shape = x.shape[-len(axes) :]
         init = nn.initializers.constant(1.0 - c.norm_offset)
-        weight = named_param(self, "weight", init, (self.axis,), (x.shape[-1],))
+        weight = named_param(self, "weight", init, axes, shape)
         y = x.astype(jnp.float32)
-        if kind == "layer":
+        if kind != "rms":
             y = y - jnp.mean(y, axis=-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + c.norm_eps)
         if kind == "layer":
-            zeros = nn.initializers.zeros_init()
-            bias = named_param(self, "bias", zeros, (self.axis,), (x.shape[-1],))
+            bias = named_param(self, "bias", nn.initializers.zeros_init(), axes, shape)
             return (y * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+        if kind == "centred":
+            return (y * weight.astype(jnp.float32)).astype(x.dtype)
         if c.norm_offset:  # Gemma rounds after the product, Llama before it
             return (y * (c.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
         return weight * y.astype(x.dtype)

@@ -60,7 +60,10 @@ class Layer(nn.Module):
         def norm(name: str, y: Array) -> Array:
             return Norm(c, name=name)(y)
 
-        before = c.norm_order in ("pre", "sandwich", "parallel")
+        def branch(y: Array) -> Array:
+            return y if c.branch_scale == 1.0 else y * jnp.asarray(c.branch_scale, y.dtype)
+
+        before = c.norm_order not in ("post", "after")
         after = c.norm_order in ("post", "sandwich")
         normed = norm("attention_norm", x) if before else x
         mixer = c.mixer_of(self.index)
@@ -75,12 +78,13 @@ class Layer(nn.Module):
             mlp = Experts(c, self.dense, self.attend is cpu_attend, name="mlp")
         else:
             mlp = MLP(c, self.dense, name="mlp")
-        if c.norm_order == "parallel":
-            return x + mixed + mlp(norm("mlp_norm", x)), written
-        x = x + (norm("attention_post_norm", mixed) if after else mixed)
+        if c.norm_order in ("parallel", "shared"):
+            read = normed if c.norm_order == "shared" else norm("mlp_norm", x)
+            return x + branch(mixed) + branch(mlp(read)), written
+        x = x + branch(norm("attention_post_norm", mixed) if after else mixed)
         x = norm("attention_post_norm", x) if c.norm_order == "after" else x
         added = mlp(norm("mlp_norm", x) if before else x)
-        x = x + (norm("mlp_post_norm", added) if after else added)
+        x = x + branch(norm("mlp_post_norm", added) if after else added)
         return norm("mlp_post_norm", x) if c.norm_order == "after" else x, written
 
 
@@ -200,6 +204,9 @@ class Transformer(nn.Module):
         streams.append(hidden)
         if c.embedding_size is not None:
             hidden = linear("project_out", size, ("embed", "embed_in"))(hidden)
+        if c.logit_scale != 1.0:
+            # So all who multiply hidden states by `head_matrix` have the logits.
+            hidden = hidden * jnp.asarray(c.logit_scale, hidden.dtype)
         if c.tied_embeddings and not self.separate_head:
             logits = self.dot_general(hidden, embedding, (((hidden.ndim - 1,), (1,)), ((), ())))
         else:

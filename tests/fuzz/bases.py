@@ -45,6 +45,24 @@ _CHANGES: dict[str, dict[str, object]] = {
     "gpt_neox": {**_WHOLE, "norm_order": "parallel", "rope": Rope(fraction=0.5)},
     "smollm3": {"rope": Rope(2e6), "ropes": (Rope(2e6),), "tied_embeddings": True},
     "olmo2": {"norm_order": "post", "qk_norm": "whole"},
+    "olmo3": {"norm_order": "post", "qk_norm": "whole", "rope": Rope(5e5), "windows": (16,)},
+    "seed_oss": {"qkv_bias": True},
+    "ministral3": {
+        "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)
+    },
+    "granite": {"embedding_scale": 2.0, "branch_scale": 0.5, "query_scale": 0.2,
+                "logit_scale": 0.5},
+    "exaone4": {"norm_order": "post", "qk_norm": "head", "windows": (16,), "ropes": (Rope(),)},
+    "hunyuan_v1_dense": {"qk_norm": "head", "qk_norm_last": True},
+    "ernie4_5": {"interleaved": True, "rope": Rope(5e5), "tied_embeddings": True},
+    "glm4": {"interleaved": True, "norm_order": "sandwich", "rope": Rope(fraction=0.5),
+             "qkv_bias": True},
+    "cohere2": {"interleaved": True, "norm": "centred", "norm_order": "shared", "windows": (16,),
+                "ropes": (Rope(),), "tied_embeddings": True, "logit_scale": 0.5},
+    "starcoder2": {**_WHOLE, "num_kv_heads": 1, "tied_embeddings": True,
+                   "activation": "gelu_tanh"},
+    "stablelm": {"norm": "layer", "norm_order": "shared", "qk_norm": "heads",
+                 "rope": Rope(fraction=0.5)},
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ the same text."""
 import dataclasses
 import json
 
+import dense_families
 import folders
 import jax
 import jax.numpy as jnp
@@ -127,6 +128,7 @@ CONFIGS = {
         },
     },
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
+    **dense_families.cases(SIZES, original=160),
 }  # fmt: skip
 CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
 

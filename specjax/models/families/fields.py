@@ -54,18 +54,27 @@ _SIZES = {
     "moe_intermediate_size": "expert_size",
     "decoder_sparse_step": "num_layers",
     "no_rope_layer_interval": "num_layers",
-    "sliding_window_pattern": "num_layers",
     "_sliding_window_pattern": "num_layers",
 }
 """Fields that are whole numbers of at least 1, and our size with the same greatest value."""
 
 _NAME = Kind("a text, or null", lambda value: isinstance(value, str))
+_PERIOD = count(0, MOST["num_layers"])
 _KINDS = {
     **{name: count(1, MOST[ours]) for name, ours in _SIZES.items()},
     **dict.fromkeys(("max_window_layers", "sliding_window"), count(0, 2**31 - 1)),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), _NAME),
     "mlp_only_layers": LAYERS,
+    # EXAONE 4 writes a text of L (sliding) and G (full), which is repeated.
+    "sliding_window_pattern": Kind(
+        f"{_PERIOD.wanted}, or a text of L and G",
+        lambda value: (
+            bool(value) and not set(value) - set("LG")
+            if isinstance(value, str)
+            else _PERIOD.accepts(value)
+        ),
+    ),
 }
 _PER_LAYER = {
     "layer_types": TEXT,

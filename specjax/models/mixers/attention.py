@@ -15,7 +15,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.layers import Dense, Norm, residual_scale
 from specjax.models.rope import rotate
 
-Rotations = tuple[Array, Array] | None
+Rotations = tuple[Array, ...] | None
 
 
 class Attention(nn.Module):
@@ -42,6 +42,9 @@ class Attention(nn.Module):
         c = self.config
         batch, width, _ = x.shape
 
+        def turned(y: Array) -> Array:
+            return y if rotations is None else rotate(y, rotations, c.interleaved)
+
         def project(name: str, heads: int, normed: bool = False) -> Array:
             axis = "heads" if name == "q" else "kv_heads"
             y = self.dense(
@@ -52,11 +55,18 @@ class Attention(nn.Module):
             if normed and c.qk_norm == "whole":
                 y = Norm(c, "rms", axis, name=f"{name}_norm")(y)
             y = y.reshape(batch, width, heads, c.head_dim)
-            if normed and c.qk_norm == "head":
+            if not normed:
+                return y
+            y = turned(y) if c.qk_norm_last else y
+            if c.qk_norm == "head":
                 y = Norm(c, "rms", "head_dim", name=f"{name}_norm")(y)
-            return rotate(y, rotations) if normed and rotations is not None else y
+            if c.qk_norm == "heads":
+                y = Norm(c, "centred", (axis, "head_dim"), name=f"{name}_norm")(y)
+            return y if c.qk_norm_last else turned(y)
 
         query = project("q", c.num_heads, normed=True)
+        if rotations is not None and len(rotations) == 3:  # the rope has `growth`
+            query = query * rotations[2].astype(query.dtype)
         keys = project("k", c.num_kv_heads, normed=True).swapaxes(1, 2)
         values = project("v", c.num_kv_heads).swapaxes(1, 2)
         if memory is not None:
@@ -67,5 +77,9 @@ class Attention(nn.Module):
             )
         else:
             mixed = self.attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
+        if c.output_gate:
+            wide = c.num_heads * c.head_dim
+            gate = self.dense(wide, ("embed", "heads"), c.qkv_bias, c.init_scale, name="gate")(x)
+            mixed = mixed * nn.sigmoid(gate)
         out = self.dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")
         return out(mixed), (keys, values)

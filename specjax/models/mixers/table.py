@@ -5,6 +5,9 @@ from __future__ import annotations
 from flax import linen as nn
 
 from specjax.models.config import Mixer
+from specjax.models.mixers.gated_delta import GatedDelta, GatedDeltaNet
 
-MIXERS: dict[type[Mixer], type[nn.Module]] = {}
+MIXERS: dict[type[Mixer], type[nn.Module]] = {
+    GatedDelta: GatedDeltaNet,
+}
 """The record of a mixer -> its module, which is called as `models.mixers.attention.Attention`."""
