@@ -134,7 +134,7 @@ class Transformer(nn.Module):
         windows = tuple(c.window_of(i) for i in every if slots[i]) if c.windows else ()
         form = WindowedCache if windows else KVCache
         cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
-        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
+        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend and not c.sinks)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
         if all(slots):
