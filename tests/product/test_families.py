@@ -233,6 +233,9 @@ def test_text(family):
         ("smollm3", "windows"),
         ("mixtral", "two of four"),
         ("opt", "norms before"),
+        ("ministral3", "growth"),
+        ("cohere2", "tied"),
+        ("stablelm", "parallel, norms of heads"),
     ],
 )
 def test_tree(family, case):
