@@ -134,7 +134,9 @@ class Transformer(nn.Module):
         windows = tuple(c.window_of(i) for i in every if slots[i]) if c.windows else ()
         form = WindowedCache if windows else KVCache
         cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
-        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
+        # The kernel reads the caches of attention as the configuration's fields say.
+        plain = all(c.mixer_of(i) is None for i in every if slots[i])
+        cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
         if all(slots):
