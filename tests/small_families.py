@@ -14,6 +14,7 @@ from typing import Any
 
 import dense_families
 import folders
+import latent_families
 import numpy as np
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -116,10 +117,13 @@ _FIRST: dict[str, tuple[str, dict[str, Any]]] = {
 
 GROUPS = {
     "": _FIRST,
-    "dense": {
-        f"{family}, {case}": (family, config)
-        for family, cases in dense_families.cases(SIZES, original=64).items()
-        for case, config in cases.items()
+    **{
+        group: {
+            f"{family}, {case}": (family, config)
+            for family, cases in families.cases(SIZES, original=64).items()
+            for case, config in cases.items()
+        }
+        for group, families in {"dense": dense_families, "latent": latent_families}.items()
     },
 }
 """Name of a group -> name of a case -> family and configuration for transformers.

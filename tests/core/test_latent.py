@@ -10,7 +10,7 @@ import pytest
 
 import specjax
 from specjax.models import attention
-from specjax.models.mixers.latent import Latent
+from specjax.models.mixers import Latent
 
 ROWS, LENGTH, VOCAB, CAPACITY, EOS = 2, 24, 29, 48, 22
 SIZES = {

@@ -101,9 +101,10 @@ class LatentAttention(nn.Module):
         def norm(name: str, y: Array) -> Array:
             return Norm(c, "rms", "latent", s.norm_eps, name=name)(y)
 
+        # Matrices that read a latent vector name its axis "embed", which training splits.
         def up(name: str, dim: int) -> Array:
             init = nn.initializers.normal(c.init_scale)
-            axes = ("heads", "head_dim", "latent")
+            axes = ("heads", "head_dim", "embed")
             return named_param(self, name, init, axes, (heads, dim, s.kv_rank))
 
         def turn(y: Array) -> Array:
@@ -113,7 +114,7 @@ class LatentAttention(nn.Module):
             query = project("q", x, wide, ("embed", "heads"), False)
         else:
             low = project("q_a", x, s.q_rank, ("embed", "latent"), c.qkv_bias)
-            query = project("q_b", norm("q_norm", low), wide, ("latent", "heads"), False)
+            query = project("q_b", norm("q_norm", low), wide, ("embed", "heads"), False)
         query = query.reshape(batch, width, heads, s.key_dim)
         if rotations is not None and len(rotations) == 3:
             query = query * rotations[2].astype(query.dtype)
