@@ -30,6 +30,10 @@ def cases(sizes: dict[str, Any], original: int) -> dict[str, _Cases]:
     return {
         "deepseek_v2": {
             "yarn": {**sizes, "rope_parameters": yarn, "first_k_dense_replace": 1},
+            "groups": {
+                **sizes, **grouped, "rope_parameters": yarn, "num_experts_per_tok": 3,
+                "topk_method": "group_limited_greedy",
+            },
             "whole queries": {**sizes, "rope_parameters": plain, "q_lora_rank": None},
         },
         "deepseek_v3": {

@@ -209,7 +209,7 @@ LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64}
         ("starcoder2", "use_bias", "x", 'use_bias is "x"'),
         ("stablelm", "qk_layernorm", "x", 'qk_layernorm is "x"'),
         ("gemma3_text", "rope_parameters", {"full_attention": 5}, "rope_parameters is 5"),
-        ("deepseek_v2", "topk_method", "group_limited_greedy", "'group_limited_greedy' is not"),
+        ("deepseek_v2", "topk_method", "noaux_tc", 'topk_method is "noaux_tc"'),
         ("deepseek_v2", "norm_topk_prob", True, "norm_topk_prob=True is not supported"),
         ("deepseek_v3", "kv_lora_rank", "6", 'kv_lora_rank is "6"'),
         ("deepseek_v3", "num_key_value_heads", 1, "num_key_value_heads=1 is not supported"),

@@ -286,7 +286,7 @@ def test_tree(family, case):
         ("gpt_neox", {"rope_parameters": None, "rotary_emb_base": 0}, "rotary_emb_base is 0"),
         ("gpt_neox", {"use_parallel_residual": "false"}, 'use_parallel_residual is "false"'),
         ("gpt_neox", {"attention_bias": None}, "attention_bias is null"),
-        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "'group_limited_greedy'"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, 'topk_method is "noaux_tc"'),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob=True"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads=2"),

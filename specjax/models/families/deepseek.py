@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from specjax._internal.fields import one_of
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import refuse
@@ -17,6 +18,8 @@ from specjax.models.families.latent import (
     write_latent,
 )
 
+_GREEDY, _GROUPED = "greedy", "group_limited_greedy"
+_METHODS = one_of((_GREEDY, _GROUPED))
 _SIZES = {
     "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
     "v_head_dim": 128,
@@ -24,7 +27,7 @@ _SIZES = {
 _V3 = {
     **_SIZES, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
     "n_shared_experts": 1, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 3,
+    "first_k_dense_replace": 3, "max_position_embeddings": 4096,
 }  # fmt: skip
 _V2 = {
     **_SIZES, "n_routed_experts": 64, "moe_intermediate_size": 1407, "n_shared_experts": 2,
@@ -46,17 +49,18 @@ def _read_k2(config: Config) -> TransformerConfig:
 
 
 def _read_v2(config: Config) -> TransformerConfig:
-    config = {**_V2, **config}
-    # The largest V2 has another method, in which the score of a group is that of its best expert.
-    refuse(config, scoring_func="softmax", topk_method="greedy", norm_topk_prob=False)
-    # This method chooses among all experts, whatever their groups.
-    experts = read_experts({**config, "n_group": None}, "softmax", sparse_after(config))
+    # Its ropes always turn neighbouring dimensions.
+    config = {**_V2, **config, "rope_interleave": True}
+    refuse(config, scoring_func="softmax", norm_topk_prob=False)
+    if _METHODS.read(config, "topk_method", _GREEDY) == _GREEDY:
+        config["n_group"] = None  # it chooses among all experts, whatever their groups
+    experts = read_experts(config, "softmax", sparse_after(config), group_best=1)
     return read_latent(config, read_latent_rope(config), **experts)
 
 
 def _write_v2(c: TransformerConfig) -> Config:
-    config = write_latent(c, n_group=None, topk_group=None, topk_method="greedy")
-    del config["rope_interleave"]  # its ropes always turn neighbouring dimensions
+    config = write_latent(c, topk_method=_GROUPED if c.router.groups > 1 else _GREEDY)
+    del config["rope_interleave"]
     return config
 
 

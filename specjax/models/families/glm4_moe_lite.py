@@ -20,7 +20,7 @@ _DEFAULTS = {
     "kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
     "v_head_dim": 256, "n_routed_experts": 64, "num_experts_per_tok": 4,
     "moe_intermediate_size": 1536, "n_shared_experts": 1, "routed_scaling_factor": 1.8,
-    "first_k_dense_replace": 1,
+    "first_k_dense_replace": 1, "max_position_embeddings": 202752,
 }  # fmt: skip
 _KINDS = one_of(("dense", "sparse"))
 

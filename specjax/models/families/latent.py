@@ -82,13 +82,16 @@ def read_latent_rope(config: Config, whole: int | None = None) -> Rope:
     return dataclasses.replace(rope, fraction=1.0)
 
 
-def read_experts(config: Config, scores: str, sparse: tuple[bool, ...]) -> Config:
+def read_experts(
+    config: Config, scores: str, sparse: tuple[bool, ...], group_best: int = 2
+) -> Config:
     """Reads the fields of experts.
 
     Args:
       config: as for `read_latent`.
       scores: the family's scores; those of a sigmoid are corrected.
       sparse: by layer: whether it has experts.
+      group_best: as in `Router`.
 
     Returns:
       Fields of `TransformerConfig`.
@@ -101,6 +104,7 @@ def read_experts(config: Config, scores: str, sparse: tuple[bool, ...]) -> Confi
         corrected=scores == "sigmoid",
         groups=groups,
         kept_groups=given(config, "topk_group", 1) if groups > 1 else 1,
+        group_best=group_best,
         scale=number(config, "routed_scaling_factor", 1.0, most=1e6),
     )
     return {
