@@ -12,6 +12,7 @@ import pathlib
 import zlib
 from typing import Any
 
+import delta_families
 import dense_families
 import folders
 import latent_families
@@ -115,16 +116,20 @@ _FIRST: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {**GROUPED, "attention_bias": True}),
 }  # fmt: skip
 
-GROUPS = {
-    "": _FIRST,
-    **{
-        group: {
-            f"{family}, {case}": (family, config)
-            for family, cases in families.cases(SIZES, original=64).items()
-            for case, config in cases.items()
-        }
-        for group, families in {"dense": dense_families, "latent": latent_families}.items()
-    },
+_LATER = {
+    "dense": dense_families.cases(SIZES, original=64),
+    "delta": delta_families.cases(SIZES),
+    "latent": latent_families.cases(SIZES, original=64),
+}
+"""Name of a group -> family -> name of a case -> configuration."""
+
+GROUPS = {"": _FIRST} | {
+    group: {
+        f"{family}, {case}": (family, config)
+        for family, cases in families.items()
+        for case, config in cases.items()
+    }
+    for group, families in _LATER.items()
 }
 """Name of a group -> name of a case -> family and configuration for transformers.
 

@@ -13,7 +13,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import specjax
-from specjax.models import Latent, LinenModel, Rope, Router
+from specjax.models import LinenModel, Rope, Router
+from specjax.models.mixers import GatedDelta, Latent
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
 
@@ -39,6 +40,8 @@ _CHANGES: dict[str, dict[str, object]] = {
     "mixtral": {**_EXPERTS, "rope": Rope(1e6)},
     "qwen2": {"qkv_bias": True, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16)},
     "qwen3": {"qk_norm": "head"},
+    "qwen3_5_text": {"qk_norm": "head", "norm_offset": 1.0, "output_gate": True,
+                     "rope": Rope(fraction=0.5), "mixers": (GatedDelta(1, 2, 4, 4),)},
     "qwen3_moe": {**_EXPERTS, "qk_norm": "head"},
     "gemma": {"norm_offset": 1.0, "embedding_scale": 8**0.5, "tied_embeddings": True,
               "activation": "gelu_tanh"},

@@ -143,4 +143,4 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
     return llama_tensors(c, mixers=delta_tensors)
 
 
-QWEN3_5 = Family("Qwen3_5ForCausalLM", _read, _write, _tensors)
+QWEN3_5 = Family("Qwen3_5ForCausalLM", _read, _write, _tensors, skipped=("mtp.",))

@@ -60,6 +60,18 @@ CONFIGS = {
         QWEN,
         {"tie_word_embeddings": True},
     ),
+    "qwen3_5": (
+        {
+            **HEADS, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12, "linear_value_head_dim": 10, "num_hidden_layers": 4,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+            },
+        },
+        {**QWEN3, "deepstack_visual_indexes": []},
+        {},
+    ),
     "qwen3_vl": (
         {**HEADS, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "attention_bias": True},
         QWEN3,
@@ -84,7 +96,7 @@ def test_parity(case, published):
     model = transformers.AutoModelForImageTextToText.from_config(
         config, attn_implementation="eager"
     ).eval()
-    middle = 0.0 if case == "gemma3" else 1.0
+    middle = 0.0 if case in ("gemma3", "qwen3_5") else 1.0
     with torch.no_grad():
         for name, leaf in model.named_parameters():
             one = leaf.ndim == 1 and not name.endswith("bias")
