@@ -15,6 +15,7 @@ from typing import Any
 import delta_families
 import dense_families
 import folders
+import latent_families
 import numpy as np
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -118,6 +119,7 @@ _FIRST: dict[str, tuple[str, dict[str, Any]]] = {
 _LATER = {
     "dense": dense_families.cases(SIZES, original=64),
     "delta": delta_families.cases(SIZES),
+    "latent": latent_families.cases(SIZES, original=64),
 }
 """Name of a group -> family -> name of a case -> configuration."""
 

@@ -74,7 +74,10 @@ class Layer(nn.Module):
         else:
             other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
             mixed, written = other(normed, rotations, memory, visible)
-        mlp = (Experts if c.is_sparse(self.index) else MLP)(c, self.dense, name="mlp")
+        if c.is_sparse(self.index):
+            mlp = Experts(c, self.dense, self.attend is cpu_attend, name="mlp")
+        else:
+            mlp = MLP(c, self.dense, name="mlp")
         if c.norm_order in ("parallel", "shared"):
             read = normed if c.norm_order == "shared" else norm("mlp_norm", x)
             return x + branch(mixed) + branch(mlp(read)), written
@@ -131,7 +134,9 @@ class Transformer(nn.Module):
         windows = tuple(c.window_of(i) for i in every if slots[i]) if c.windows else ()
         form = WindowedCache if windows else KVCache
         cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
-        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
+        # The kernel reads the caches of attention as the configuration's fields say.
+        plain = all(c.mixer_of(i) is None for i in every if slots[i])
+        cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
         if all(slots):

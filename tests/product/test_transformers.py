@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import transformers_folders
 from published_configs import PUBLISHED
 from reference import no_repeated_pair, no_repeated_pair_reference
 
@@ -208,7 +209,7 @@ def test_published_files_mean_the_same_here(name):
     raw = PUBLISHED[name]
     fields = copy.deepcopy(raw)
     kind = fields.pop("model_type")
-    theirs = transformers.AutoConfig.for_model(kind, **fields).to_dict()
+    theirs = transformers_folders.configured(kind, **fields).to_dict()
     if kind in specjax.models.NESTED:
         family = specjax.models.NESTED[kind].family(raw, specjax.FAMILIES)
     else:

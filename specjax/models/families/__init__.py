@@ -1,12 +1,14 @@
 """Families of checkpoints: the reader of each configuration, and its tensor names."""
 
 from specjax.models.families.cohere2 import COHERE2
+from specjax.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from specjax.models.families.ernie4_5 import ERNIE4_5
 from specjax.models.families.exaone4 import EXAONE4
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_fields
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from specjax.models.families.glm4 import GLM4
+from specjax.models.families.glm4_moe_lite import GLM4_MOE_LITE
 from specjax.models.families.gpt2 import GPT2
 from specjax.models.families.gpt_neox import GPT_NEOX
 from specjax.models.families.granite import GRANITE
@@ -14,6 +16,7 @@ from specjax.models.families.hunyuan import HUNYUAN
 from specjax.models.families.llama import LLAMA
 from specjax.models.families.ministral3 import MINISTRAL3
 from specjax.models.families.mistral import MISTRAL, MIXTRAL
+from specjax.models.families.mistral4 import MISTRAL4
 from specjax.models.families.nested import NESTED, Nested
 from specjax.models.families.olmo2 import OLMO2
 from specjax.models.families.olmo3 import OLMO3
@@ -28,19 +31,24 @@ from specjax.models.families.starcoder2 import STARCODER2
 
 FAMILIES: dict[str, Family] = {
     "cohere2": COHERE2,
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v3": DEEPSEEK_V3,
     "ernie4_5": ERNIE4_5,
     "exaone4": EXAONE4,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "glm4": GLM4,
+    "glm4_moe_lite": GLM4_MOE_LITE,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "granite": GRANITE,
     "hunyuan_v1_dense": HUNYUAN,
+    "kimi_k2": KIMI_K2,
     "llama": LLAMA,
     "ministral3": MINISTRAL3,
     "mistral": MISTRAL,
+    "mistral4": MISTRAL4,
     "mixtral": MIXTRAL,
     "olmo2": OLMO2,
     "olmo3": OLMO3,

@@ -6,8 +6,10 @@ from flax import linen as nn
 
 from specjax.models.config import Mixer
 from specjax.models.mixers.gated_delta import GatedDelta, GatedDeltaNet
+from specjax.models.mixers.latent import Latent, LatentAttention
 
 MIXERS: dict[type[Mixer], type[nn.Module]] = {
     GatedDelta: GatedDeltaNet,
+    Latent: LatentAttention,
 }
 """The record of a mixer -> its module, which is called as `models.mixers.attention.Attention`."""
