@@ -135,7 +135,7 @@ class Transformer(nn.Module):
         form = WindowedCache if windows else KVCache
         cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
         # The kernel reads the caches of attention as the configuration's fields say.
-        plain = all(c.mixer_of(i) is None for i in every if slots[i])
+        plain = not c.sinks and all(c.mixer_of(i) is None for i in every if slots[i])
         cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
