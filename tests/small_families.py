@@ -15,6 +15,7 @@ from typing import Any
 import dense_families
 import folders
 import numpy as np
+import recurrent_families
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 VOCAB, LENGTH = 40, 200
@@ -119,6 +120,11 @@ GROUPS = {
     "dense": {
         f"{family}, {case}": (family, config)
         for family, cases in dense_families.cases(SIZES, original=64).items()
+        for case, config in cases.items()
+    },
+    "recurrent": {
+        f"{family}, {case}": (family, config)
+        for family, cases in recurrent_families.cases(SIZES).items()
         for case, config in cases.items()
     },
 }

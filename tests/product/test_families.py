@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import recurrent_families
 import torch
 import transformers
 import transformers_folders
@@ -129,6 +130,7 @@ CONFIGS = {
     },
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
     **dense_families.cases(SIZES, original=160),
+    **recurrent_families.cases(SIZES),
 }  # fmt: skip
 CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
 

@@ -3,6 +3,7 @@
 from specjax.models.families.cohere2 import COHERE2
 from specjax.models.families.ernie4_5 import ERNIE4_5
 from specjax.models.families.exaone4 import EXAONE4
+from specjax.models.families.falcon_h1 import FALCON_H1
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_fields
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -10,10 +11,13 @@ from specjax.models.families.glm4 import GLM4
 from specjax.models.families.gpt2 import GPT2
 from specjax.models.families.gpt_neox import GPT_NEOX
 from specjax.models.families.granite import GRANITE
+from specjax.models.families.granitemoehybrid import GRANITEMOEHYBRID
 from specjax.models.families.hunyuan import HUNYUAN
+from specjax.models.families.lfm2 import LFM2
 from specjax.models.families.llama import LLAMA
 from specjax.models.families.ministral3 import MINISTRAL3
 from specjax.models.families.mistral import MISTRAL, MIXTRAL
+from specjax.models.families.nemotron_h import NEMOTRON_H
 from specjax.models.families.olmo2 import OLMO2
 from specjax.models.families.olmo3 import OLMO3
 from specjax.models.families.opt import OPT
@@ -29,6 +33,7 @@ FAMILIES: dict[str, Family] = {
     "cohere2": COHERE2,
     "ernie4_5": ERNIE4_5,
     "exaone4": EXAONE4,
+    "falcon_h1": FALCON_H1,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
@@ -36,11 +41,14 @@ FAMILIES: dict[str, Family] = {
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "granite": GRANITE,
+    "granitemoehybrid": GRANITEMOEHYBRID,
     "hunyuan_v1_dense": HUNYUAN,
+    "lfm2": LFM2,
     "llama": LLAMA,
     "ministral3": MINISTRAL3,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
+    "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "opt": OPT,

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jax import Array
 
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import ACTIVATIONS, Dense, residual_scale
+from specjax.models.layers import ACTIVATIONS, Dense, residual_scale, scaled
 
 
 class MLP(nn.Module):
@@ -30,7 +30,11 @@ class MLP(nn.Module):
         activate = ACTIVATIONS[c.activation]
         up = dense("up", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)
         if c.gated:
-            inner = activate(dense("gate", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)) * up
+            gate = scaled(
+                dense("gate", c.mlp_size, ("embed", "mlp"), c.init_scale)(x), c.gate_scale
+            )
+            inner = activate(gate) * up
         else:
             inner = activate(up)
-        return dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))(inner)
+        down = dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))
+        return scaled(down(inner), c.down_scale)
