@@ -25,6 +25,7 @@ from specjax.methods import (
 )
 from specjax.methods.medusa.network import MedusaHeads
 from specjax.models import Rope
+from specjax.models.mixers import GatedDelta
 from specjax.parallel import make_mesh, replicate, shard_params
 from specjax.proposers import Shape
 from specjax.types import DecodeState, Params
@@ -49,6 +50,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {
         "rope": None, "position_offset": 2, "tied_embeddings": True, "norm": "layer",
         "qkv_bias": True, "out_bias": True, "activation": "relu", "gated": False, "mlp_bias": True,
+    },
+    "qwen3_5": {
+        "num_kv_heads": 4, "output_gate": True, "qk_norm": "head", "norm_offset": 1.0,
+        "mixers": (GatedDelta(8, 16, 32, 32), None),
     },
     "gpt_neox": {
         "rope": Rope(fraction=0.5), "norm": "layer", "norm_order": "parallel", "qkv_bias": True,
@@ -147,7 +152,7 @@ def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Propo
         "draft": (specjax.DraftModel(draft, VOCAB, 2), small),
         "tree": (specjax.DraftTree(draft, VOCAB, (2, 1)), small),
         "dynamic-tree": (specjax.DynamicTree(DraftSource(draft, VOCAB), 2, 2, 5), small),
-        "early-exit": (specjax.EarlyExit(target, 1, 2), weights),
+        **({} if config.mixers else {"early-exit": (specjax.EarlyExit(target, 1, 2), weights)}),
         "first-of": (
             specjax.FirstOf(specjax.NGram(2), specjax.DraftModel(draft, VOCAB, 2)),
             (None, small),

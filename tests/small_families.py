@@ -12,6 +12,7 @@ import pathlib
 import zlib
 from typing import Any
 
+import delta_families
 import dense_families
 import folders
 import numpy as np
@@ -115,18 +116,20 @@ _FIRST: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {**GROUPED, "attention_bias": True}),
 }  # fmt: skip
 
-GROUPS = {
-    "": _FIRST,
-    "dense": {
+_LATER = {
+    "dense": dense_families.cases(SIZES, original=64),
+    "delta": delta_families.cases(SIZES),
+    "recurrent": recurrent_families.cases(SIZES),
+}
+"""Name of a group -> family -> name of a case -> configuration."""
+
+GROUPS = {"": _FIRST} | {
+    group: {
         f"{family}, {case}": (family, config)
-        for family, cases in dense_families.cases(SIZES, original=64).items()
+        for family, cases in families.items()
         for case, config in cases.items()
-    },
-    "recurrent": {
-        f"{family}, {case}": (family, config)
-        for family, cases in recurrent_families.cases(SIZES).items()
-        for case, config in cases.items()
-    },
+    }
+    for group, families in _LATER.items()
 }
 """Name of a group -> name of a case -> family and configuration for transformers.
 

@@ -74,5 +74,14 @@ class HybridCache(Cache):
         )
         return dataclasses.replace(self, attention=self.attention.rewind(to), states=states)
 
+    def widened(self, width: int) -> Self:
+        states = tuple(state.widened(width) for state in self.states)
+        return dataclasses.replace(self, states=states)
+
+    def staged_as(self, shapes: Cache) -> Self:
+        assert isinstance(shapes, HybridCache)
+        pairs = zip(self.states, shapes.states, strict=True)
+        return dataclasses.replace(self, states=tuple(own.staged_as(to) for own, to in pairs))
+
     def narrow(self, ahead: int, widest: int) -> Self:
         return dataclasses.replace(self, attention=self.attention.narrow(ahead, widest))

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 @struct.dataclass
@@ -43,6 +44,16 @@ class LayerState:
     columns: tuple[Array, ...]  # of each convolution over K tokens: [B, K - 1, C], the oldest first
     state: Array | None = None  # [B, H, Dk, Dv] float32; None if it has only convolutions
     staged: Staged | None = None
+    # Of `state`, and of the channels of `columns`, on a mesh; None on one device.
+    sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
+
+    @property
+    def shardings(self) -> tuple[NamedSharding, NamedSharding]:
+        """The shardings of the columns and of the state, on a mesh."""
+        at = self.sharding
+        assert at is not None
+        rows, heads = (*at.spec, None, None)[:2]
+        return NamedSharding(at.mesh, PartitionSpec(rows, None, heads)), at
 
     def stage(self, staged: Staged) -> LayerState:
         """Returns this state with the additions of a pass."""
@@ -65,7 +76,20 @@ class LayerState:
         if state is not None:
             assert keys is not None and updates is not None and totals is not None
             state = advanced(state, keys, updates, totals, count)
-        return LayerState(columns, state)
+        return dataclasses.replace(self, columns=columns, state=state, staged=None)
+
+    def widened(self, width: int) -> LayerState:
+        """Returns this state as if `width` nodes were staged; those that are added are zeros."""
+
+        def pad(x: Array) -> Array:
+            return jnp.pad(x, ((0, 0), (0, width - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
+
+        return dataclasses.replace(self, staged=jax.tree.map(pad, self.staged))
+
+    def staged_as(self, shapes: LayerState) -> LayerState:
+        """Returns this state with zeros staged, in the shapes of `shapes`."""
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.staged)
+        return dataclasses.replace(self, staged=zeros)
 
     def rewind(self, to: LayerState) -> LayerState:
         """Returns `to`: a state is not rewound, but kept."""

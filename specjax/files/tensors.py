@@ -89,7 +89,7 @@ def read_params(
     )
     table = rows_of(family, config, stored)
     if lora is not None:
-        stored = lora.onto(folder, stored, table, family.prefix, config.tied_embeddings)
+        stored = lora.onto(folder, stored, table, family.spelled, config.tied_embeddings)
     rows = _as_held(table if layers is None else _cut(table, layers), shapes)
     faults += _misfits(rows, shapes, stored) + _leftovers(table, family, config, stored)
     if model.module.separate_head:
@@ -254,10 +254,17 @@ def write_rows(
 
 
 def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
-    """Returns the table of the family, without its prefix if no stored name has it."""
-    rows = family.tensors(config)
-    if family.prefix and not any(name.startswith(family.prefix) for name in stored):
-        rows = [dataclasses.replace(row, name=row.name.removeprefix(family.prefix)) for row in rows]
+    """Returns the table of the family, with the names as the stored ones are spelled."""
+    rows, stored = family.tensors(config), tuple(stored)
+    for own, spellings in family.prefixes.items():
+        used = (prefix for prefix in spellings if any(name.startswith(prefix) for name in stored))
+        prefix = next(used, own)
+        rows = [
+            dataclasses.replace(row, name=prefix + row.name.removeprefix(own))
+            if row.name.startswith(own)
+            else row
+            for row in rows
+        ]
     return rows
 
 
@@ -332,11 +339,17 @@ def _leftovers(
 ) -> list[str]:
     """Returns a line for each tensor that no row reads.
 
-    Buffers and a second copy of a tied embedding are ignored.
+    Buffers, a second copy of a tied embedding, and the tensors of other models are ignored.
     """
     untied = rows_of(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
-    unread = [name for name in stored if name not in known and not name.endswith(family.ignored)]
+    unread = [
+        name
+        for name in stored
+        if name not in known
+        and not name.endswith(family.ignored)
+        and not name.startswith(family.skipped)
+    ]
     return [f"{name} is not a tensor of this architecture" for name in unread]
 
 

@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from specjax.models.base import PRECISIONS, LinenModel
     from specjax.models.check import check_model
     from specjax.models.config import Mixer, TransformerConfig
-    from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fields
+    from specjax.models.families import (
+        FAMILIES,
+        NESTED,
+        Config,
+        Family,
+        Nested,
+        Tensor,
+        check_fields,
+    )
     from specjax.models.feed_forward import MLP
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
@@ -51,6 +59,7 @@ __all__ = [
     "BLOCK_SLOTS",
     "FAMILIES",
     "MLP",
+    "NESTED",
     "OFF",
     "PRECISIONS",
     "Attention",
@@ -63,6 +72,7 @@ __all__ = [
     "Layer",
     "LinenModel",
     "Mixer",
+    "Nested",
     "Norm",
     "Rope",
     "Tables",

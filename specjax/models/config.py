@@ -109,6 +109,10 @@ class Mixer(abc.ABC):
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         """Returns the state before the first token of `batch` rows, if `slots` is None."""
 
+    def units(self) -> int:
+        """Returns the number of equal parts into which the axes named "states" may be split."""
+        return 1
+
     def rotated(self) -> int | None:
         """Returns the size of the heads that a rope turns; None: the configuration's `head_dim`."""
         return None

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import specjax
 from specjax.models import LinenModel, Rope
+from specjax.models.mixers import GatedDelta
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
 
@@ -34,6 +35,8 @@ _CHANGES: dict[str, dict[str, object]] = {
     "mixtral": {**_EXPERTS, "rope": Rope(1e6)},
     "qwen2": {"qkv_bias": True, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16)},
     "qwen3": {"qk_norm": "head"},
+    "qwen3_5_text": {"qk_norm": "head", "norm_offset": 1.0, "output_gate": True,
+                     "rope": Rope(fraction=0.5), "mixers": (GatedDelta(1, 2, 4, 4),)},
     "qwen3_moe": {**_EXPERTS, "qk_norm": "head"},
     "gemma": {"norm_offset": 1.0, "embedding_scale": 8**0.5, "tied_embeddings": True,
               "activation": "gelu_tanh"},
@@ -45,6 +48,24 @@ _CHANGES: dict[str, dict[str, object]] = {
     "gpt_neox": {**_WHOLE, "norm_order": "parallel", "rope": Rope(fraction=0.5)},
     "smollm3": {"rope": Rope(2e6), "ropes": (Rope(2e6),), "tied_embeddings": True},
     "olmo2": {"norm_order": "post", "qk_norm": "whole"},
+    "olmo3": {"norm_order": "post", "qk_norm": "whole", "rope": Rope(5e5), "windows": (16,)},
+    "seed_oss": {"qkv_bias": True},
+    "ministral3": {
+        "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)
+    },
+    "granite": {"embedding_scale": 2.0, "branch_scale": 0.5, "query_scale": 0.2,
+                "logit_scale": 0.5},
+    "exaone4": {"norm_order": "post", "qk_norm": "head", "windows": (16,), "ropes": (Rope(),)},
+    "hunyuan_v1_dense": {"qk_norm": "head", "qk_norm_last": True},
+    "ernie4_5": {"interleaved": True, "rope": Rope(5e5), "tied_embeddings": True},
+    "glm4": {"interleaved": True, "norm_order": "sandwich", "rope": Rope(fraction=0.5),
+             "qkv_bias": True},
+    "cohere2": {"interleaved": True, "norm": "centred", "norm_order": "shared", "windows": (16,),
+                "ropes": (Rope(),), "tied_embeddings": True, "logit_scale": 0.5},
+    "starcoder2": {**_WHOLE, "num_kv_heads": 1, "tied_embeddings": True,
+                   "activation": "gelu_tanh"},
+    "stablelm": {"norm": "layer", "norm_order": "shared", "qk_norm": "heads",
+                 "rope": Rope(fraction=0.5)},
 }  # fmt: skip
 
 

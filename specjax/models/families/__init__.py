@@ -18,6 +18,7 @@ from specjax.models.families.llama import LLAMA
 from specjax.models.families.ministral3 import MINISTRAL3
 from specjax.models.families.mistral import MISTRAL, MIXTRAL
 from specjax.models.families.nemotron_h import NEMOTRON_H
+from specjax.models.families.nested import NESTED, Nested
 from specjax.models.families.olmo2 import OLMO2
 from specjax.models.families.olmo3 import OLMO3
 from specjax.models.families.opt import OPT
@@ -66,8 +67,10 @@ FAMILIES: dict[str, Family] = {
 
 __all__ = [
     "FAMILIES",
+    "NESTED",
     "Config",
     "Family",
+    "Nested",
     "Tensor",
     "check_fields",
 ]

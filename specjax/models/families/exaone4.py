@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family
-from specjax.models.families.fields import given, number, read_windows, write_windows
+from specjax.models.families.fields import check_sizes, given, number, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 from specjax.models.families.positions import read_rope
 
@@ -15,9 +15,10 @@ def _types(config: Config) -> list[str]:
     if config["sliding_window"] is None:
         return ["full_attention" for _ in layers]
     pattern = given(config, "sliding_window_pattern", 4)
-    if isinstance(pattern, str):  # repeated, and the last layer is global
+    if isinstance(pattern, str):  # it is repeated, and the last layer has full attention
         full = [pattern[i % len(pattern)] == "G" or i + 1 == len(layers) for i in layers]
     else:
+        check_sizes(config, optional=("sliding_window_pattern",))
         full = [(i + 1) % pattern == 0 for i in layers]
     return ["full_attention" if whole else "sliding_attention" for whole in full]
 
@@ -25,7 +26,7 @@ def _types(config: Config) -> list[str]:
 def _read(config: Config) -> TransformerConfig:
     config = {"sliding_window": 4096, **config}  # the default of a missing field
     rope = read_rope(config)
-    windows = read_windows(config, _types(config))
+    windows = read_windows(config, config.get("layer_types") or _types(config))
     per_layer = windows or (None,) * config["num_hidden_layers"]
     # Where no layer may slide, all have the rope.
     hybrid = config["sliding_window"] is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specjax.models.config import TransformerConfig
@@ -40,4 +40,15 @@ class Family:
     write_config: Callable[[TransformerConfig], Config]
     tensors: Callable[[TransformerConfig], list[Tensor]]
     ignored: tuple[str, ...] = ()  # endings of the names of tensors that are not parameters
-    prefix: str = ""  # of the tensor names; older files leave it out
+    skipped: tuple[str, ...] = ()  # beginnings of the names of other models' tensors
+    # Beginning of names in `tensors` -> how files spell it; the first spelling that they have is
+    # that of all such names.
+    prefixes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    def spelled(self, name: str) -> list[str]:
+        """Returns the name of a tensor in every spelling of its beginning."""
+        for spellings in self.prefixes.values():
+            for prefix in spellings:
+                if name.startswith(prefix):
+                    return [other + name.removeprefix(prefix) for other in spellings]
+        return [name]

@@ -24,7 +24,7 @@ def _read(config: Config) -> TransformerConfig:
         # The base is stretched for all lengths (NTK-aware scaling), and the file has the context.
         size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         alpha = number(params, "alpha", most=1e12)
-        rope = dataclasses.replace(rope, theta=rope.theta * alpha ** (size / (size - 2)))
+        rope = dataclasses.replace(rope, theta=rope.theta * alpha ** (size / max(size - 2, 1)))
     return read_llama(
         config,
         rope=rope,

@@ -11,7 +11,7 @@ from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_sizes, given, number, refuse
 from specjax.models.families.llama import dense, llama_tensors, read_llama, write_llama
 from specjax.models.families.positions import read_rope
-from specjax.models.mixers.gated_delta import GatedDelta
+from specjax.models.mixers import GatedDelta
 
 _SIZES = {
     "key_heads": ("linear_num_key_heads", 16),
@@ -143,4 +143,4 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
     return llama_tensors(c, mixers=delta_tensors)
 
 
-QWEN3_5 = Family("Qwen3_5ForCausalLM", _read, _write, _tensors)
+QWEN3_5 = Family("Qwen3_5ForCausalLM", _read, _write, _tensors, skipped=("mtp.",))

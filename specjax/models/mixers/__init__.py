@@ -5,6 +5,7 @@ tokens staged.  Its record, a `Mixer` in `TransformerConfig.mixers`, has its siz
 """
 
 from specjax.models.mixers.attention import Attention, Rotations
+from specjax.models.mixers.gated_delta import GatedDelta
 from specjax.models.mixers.table import MIXERS
 
-__all__ = ["MIXERS", "Attention", "Rotations"]
+__all__ = ["MIXERS", "Attention", "GatedDelta", "Rotations"]

@@ -19,14 +19,16 @@ def convolve(x: Array, columns: Array, kernel: Array, ancestors: Array | None = 
     size, width = len(kernel), x.shape[1]
     every = jnp.concatenate([columns.astype(x.dtype), x], axis=1)
     kernel = kernel.astype(x.dtype)
-    if ancestors is None:
-        return sum(kernel[t] * every[:, t : t + width] for t in range(size))
-    depth = ancestors.sum(-1) - 1  # [B or 1, N]
+    depth = None if ancestors is None else ancestors.sum(-1) - 1  # [B or 1, N]
     out = kernel[-1] * x
     for back in range(1, size):
-        there = depth[:, :, None] - back  # the depth of the ancestor, below 0 before the root
-        found = ancestors & (depth[:, None] == there)
-        at = size - 1 + jnp.where(there[..., 0] < 0, there[..., 0], jnp.argmax(found, axis=2))
-        at = jnp.broadcast_to(at, x.shape[:2])
-        out = out + kernel[-1 - back] * jnp.take_along_axis(every, at[..., None], axis=1)
+        if ancestors is None or depth is None:
+            before = every[:, size - 1 - back :][:, :width]
+        else:
+            there = depth[:, :, None] - back  # the depth of the ancestor, below 0 before the root
+            found = ancestors & (depth[:, None] == there)
+            at = size - 1 + jnp.where(there[..., 0] < 0, there[..., 0], jnp.argmax(found, axis=2))
+            at = jnp.broadcast_to(at, x.shape[:2])
+            before = jnp.take_along_axis(every, at[..., None], axis=1)
+        out = out + kernel[-1 - back] * before
     return out

@@ -49,6 +49,9 @@ class GatedDelta(Mixer):
             )
         )
 
+    def units(self) -> int:
+        return self.key_heads
+
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         channels = (self.key_heads * self.key_dim,) * 2 + (self.value_heads * self.value_dim,)
         columns = tuple(jnp.zeros((batch, self.conv_size - 1, size), dtype) for size in channels)
