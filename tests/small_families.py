@@ -15,6 +15,7 @@ from typing import Any
 import delta_families
 import dense_families
 import folders
+import latent_families
 import numpy as np
 import recurrent_families
 
@@ -120,6 +121,7 @@ _LATER = {
     "dense": dense_families.cases(SIZES, original=64),
     "delta": delta_families.cases(SIZES),
     "recurrent": recurrent_families.cases(SIZES),
+    "latent": latent_families.cases(SIZES, original=64),
 }
 """Name of a group -> family -> name of a case -> configuration."""
 

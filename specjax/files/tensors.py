@@ -341,14 +341,13 @@ def _leftovers(
 
     Buffers, a second copy of a tied embedding, and the tensors of other models are ignored.
     """
+    skipped = tuple(name.format(num_layers=config.num_layers) for name in family.skipped)
     untied = rows_of(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
     unread = [
         name
         for name in stored
-        if name not in known
-        and not name.endswith(family.ignored)
-        and not name.startswith(family.skipped)
+        if name not in known and not name.endswith(family.ignored) and not name.startswith(skipped)
     ]
     return [f"{name} is not a tensor of this architecture" for name in unread]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specjax.models.feed_forward import MLP
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
-    from specjax.models.mixers import Attention
+    from specjax.models.mixers import Attention, Latent, LatentAttention
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
         Int8,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         quantised_form,
     )
     from specjax.models.rope import Rope, rotate
+    from specjax.models.router import Router, route
     from specjax.models.transformer import (
         Head,
         Layer,
@@ -69,12 +70,15 @@ __all__ = [
     "Head",
     "Int8",
     "LanguageModel",
+    "Latent",
+    "LatentAttention",
     "Layer",
     "LinenModel",
     "Mixer",
     "Nested",
     "Norm",
     "Rope",
+    "Router",
     "Tables",
     "Tensor",
     "Transformer",
@@ -99,4 +103,5 @@ __all__ = [
     "quantised_form",
     "residual_scale",
     "rotate",
+    "route",
 ]

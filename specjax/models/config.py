@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specjax._internal.checks import chosen, flag, number, real, settle, shown, typed, whole, within
 from specjax.models.rope import Rope
+from specjax.models.router import Router
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -42,6 +43,7 @@ MOST = {
     "num_experts": 2**14,
     "experts_per_token": 2**14,
     "expert_size": 2**24,
+    "shared_size": 2**24,
 }
 """The greatest sizes.  They far exceed those of published models, and keep a damaged file from
 making this library build a list for each of 10^7 experts before it reads the weights.
@@ -53,16 +55,17 @@ _CHOICES = {
     "qk_norm": (None, "head", "heads", "whole"),
     "activation": ("silu", "relu", "relu2", "gelu", "gelu_tanh"),
 }
-_FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias",
-          "output_gate", "qk_norm_last", "gated", "mlp_bias", "normalise_experts")  # fmt: skip
+_FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
+          "qk_norm_last", "sinks", "gated", "mlp_bias", "normalise_experts", "expert_bias",
+          "shared_gate")  # fmt: skip
 _NUMBERS = {
-    **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale"), "[0, 3.4e38]"),
+    **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
     **dict.fromkeys(("branch_scale", "logit_scale", "gate_scale", "down_scale"), "(0, 3.4e38]"),
     "norm_offset": "[-3.4e38, 3.4e38]",
 }
 """Fields that are numbers which float32 holds, and the interval of each."""
 
-_POSITIVE = ("logit_softcap", "query_scale", "attention_softcap")  # or None
+_POSITIVE = ("logit_softcap", "query_scale", "attention_softcap", "gate_limit")  # or None
 
 
 def _is_window(value: object) -> bool:
@@ -176,6 +179,7 @@ class TransformerConfig:
     qk_norm_last: bool = False  # after the rope
     query_scale: float | None = None  # by default head_dim ** -0.5
     attention_softcap: float | None = None
+    sinks: bool = False  # a learned score for each head joins the softmax, with a value of 0
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
     # Layers with another mixer than this attention
     mixers: tuple[Mixer | None, ...] = ()  # by layer; None: attention
@@ -185,11 +189,18 @@ class TransformerConfig:
     mlp_bias: bool = False
     gate_scale: float = 1.0  # of the gate, before its activation function
     down_scale: float = 1.0  # of the output
+    # Gate and up are clamped: (up + 1) * gate * sigmoid(gate_slope * gate).  None: act(gate) * up
+    gate_limit: float | None = None
+    gate_slope: float = 1.702
     # Mixture of experts
     num_experts: int = 0
     experts_per_token: int = 2
     expert_size: int = 0
     normalise_experts: bool = True  # the chosen experts' weights sum to 1
+    router: Router = dataclasses.field(default_factory=Router)
+    expert_bias: bool = False  # of gate, up and down
+    shared_size: int = 0  # of an MLP that all tokens of a sparse layer read; 0: there is none
+    shared_gate: bool = False  # its output is multiplied by a sigmoid of the token
     sparse: tuple[bool, ...] = ()  # by layer: whether it has experts
     init_scale: float = 0.02
     family: str = "llama"  # a row of models.FAMILIES
@@ -237,11 +248,14 @@ class TransformerConfig:
             )
         if self.num_experts:
             within("experts_per_token", self.experts_per_token, 1, self.num_experts)
+            self.router.check(self.num_experts, self.experts_per_token)
 
     def _check_sizes(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 1
-            if name in ("num_experts", "expert_size") and not self.num_experts:
+            if name == "shared_size" or (
+                name in ("num_experts", "expert_size") and not self.num_experts
+            ):
                 least = 0
             if name != "embedding_size" or value is not None:
                 whole(name, value, least, most, f"a whole number in [{least}, {most}]")
@@ -269,6 +283,7 @@ class TransformerConfig:
             ),
         )  # fmt: skip
         typed("a Rope, or None for no rope", Rope | None, rope=self.rope)
+        typed("a Router", Router, router=self.router)
         typed("a name, such as 'llama'", str, family=self.family)
 
     def keep(self, layers: Sequence[int]) -> TransformerConfig:

@@ -87,7 +87,10 @@ class Layer(nn.Module):
             x = norm("attention_post_norm", x) if order == "after" else x
         if alone == "mixer":
             return x, written
-        mlp = (Experts if c.is_sparse(self.index) else MLP)(c, self.dense, name="mlp")
+        if c.is_sparse(self.index):
+            mlp = Experts(c, self.dense, self.attend is cpu_attend, name="mlp")
+        else:
+            mlp = MLP(c, self.dense, name="mlp")
         if mixed is not None and order in ("parallel", "shared"):
             read = normed if order == "shared" else norm("mlp_norm", x)
             return x + branch(mixed) + branch(mlp(read)), written
@@ -165,7 +168,9 @@ class Transformer(nn.Module):
         windows = tuple(c.window_of(i) for i in every if slots[i]) if c.windows else ()
         form = WindowedCache if windows else KVCache
         cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
-        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
+        # The kernel reads the caches of attention as the configuration's fields say.
+        plain = all(c.attends(i) for i in every if slots[i])
+        cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
         recurrent = tuple(c.has_state(i) for i in every)

@@ -35,7 +35,8 @@ def test_logits_and_features(case):
 
 
 @pytest.mark.parametrize(
-    "case", [*small_families.GROUPS["dense"], *small_families.GROUPS["recurrent"]]
+    "case",
+    [case for group in ("dense", "latent", "recurrent") for case in small_families.GROUPS[group]],
 )
 def test_a_text_in_pieces(case):
     """A text that is read in chunks, and then token by token, has the logits of one pass."""

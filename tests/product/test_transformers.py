@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import transformers_folders
 from published_configs import PUBLISHED
 from reference import no_repeated_pair, no_repeated_pair_reference
 
@@ -208,7 +209,7 @@ def test_published_files_mean_the_same_here(name):
     raw = PUBLISHED[name]
     family = specjax.FAMILIES[raw["model_type"]]
     fields = copy.deepcopy(raw)
-    theirs = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields).to_dict()
+    theirs = transformers_folders.configured(fields.pop("model_type"), **fields).to_dict()
     assert family.read_config(theirs) == family.read_config(raw)
 
 

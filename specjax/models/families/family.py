@@ -40,7 +40,8 @@ class Family:
     write_config: Callable[[TransformerConfig], Config]
     tensors: Callable[[TransformerConfig], list[Tensor]]
     ignored: tuple[str, ...] = ()  # endings of the names of tensors that are not parameters
-    skipped: tuple[str, ...] = ()  # beginnings of the names of other models' tensors
+    # Beginnings of the names of other models' tensors; {num_layers} stands for that number.
+    skipped: tuple[str, ...] = ()
     # Beginning of names in `tensors` -> how files spell it; the first spelling that they have is
     # that of all such names.
     prefixes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

@@ -6,11 +6,13 @@ from flax import linen as nn
 
 from specjax.models.config import Mixer
 from specjax.models.mixers.gated_delta import GatedDelta, GatedDeltaNet
+from specjax.models.mixers.latent import Latent, LatentAttention
 from specjax.models.mixers.mamba2 import Mamba2, Mamba2Layer
 from specjax.models.mixers.short_conv import GatedShortConv, ShortConv
 
 MIXERS: dict[type[Mixer], type[nn.Module]] = {
     GatedDelta: GatedDeltaNet,
+    Latent: LatentAttention,
     Mamba2: Mamba2Layer,
     ShortConv: GatedShortConv,
 }
