@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import latent_families
 import numpy as np
 import pytest
+import recurrent_families
 import torch
 import transformers
 import transformers_folders
@@ -131,6 +132,7 @@ CONFIGS = {
     },
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
     **dense_families.cases(SIZES, original=160),
+    **recurrent_families.cases(SIZES),
     **latent_families.cases(SIZES, original=160),
     **expert_families.cases(SIZES, original=160),
 }  # fmt: skip
