@@ -313,7 +313,7 @@ def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = 
     def shard(leaf: KVCache | LayerState | Array) -> KVCache | LayerState | Array:
         at: NamedSharding | KVCache | LayerState = rows
         if isinstance(leaf, KVCache):
-            heads = split("kv_heads", *(x.shape[1] for x in leaf.keys[:1]))
+            heads = split("kv_heads", *(x.shape[1] for x in leaf.keys))
             leaf = dataclasses.replace(leaf, sharding=heads)
             at = dataclasses.replace(jax.tree.map(lambda _: heads, leaf), length=rows)
         elif isinstance(leaf, LayerState):

@@ -12,7 +12,7 @@ from specjax._internal.platforms import on_cpu
 from specjax.caches import Memory
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import Dense, Norm, named_param, residual_scale
+from specjax.models.layers import Dense, Norm, named_param, residual_scale, scaled
 from specjax.models.rope import rotate
 
 Rotations = tuple[Array, ...] | None
@@ -25,6 +25,7 @@ class Attention(nn.Module):
     window: int | None
     dense: Callable[..., Dense]
     attend: Callable[..., Array] = attend
+    key_scale: float = 1.0
 
     @nn.compact
     def __call__(
@@ -67,7 +68,7 @@ class Attention(nn.Module):
         query = project("q", c.num_heads, normed=True)
         if rotations is not None and len(rotations) == 3:  # the rope has `growth`
             query = query * rotations[2].astype(query.dtype)
-        keys = project("k", c.num_kv_heads, normed=True).swapaxes(1, 2)
+        keys = scaled(project("k", c.num_kv_heads, normed=True), self.key_scale).swapaxes(1, 2)
         values = project("v", c.num_kv_heads).swapaxes(1, 2)
         if memory is not None:
             keys, values = memory.stage(keys, values)
