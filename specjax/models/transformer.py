@@ -130,8 +130,8 @@ class Transformer(nn.Module):
     Attributes:
       config: sizes and switches.
       dot_general: multiplies with weights, like `models.products.dot_general`: training passes one
-        that multiplies in bfloat16, and `load` one with kernels of our own for a CPU.  (Experts
-        multiply with `jax.lax.ragged_dot`.)
+        that multiplies in bfloat16, and `load` one with kernels of our own for a CPU.
+        Experts multiply as `models.feed_forward.grouped` says.
       attend: attends to the slots of a cache, like `models.attention.attend`; `load` passes one
         with a kernel of our own for a CPU.
       separate_head: keep a second copy of a tied embedding as the output matrix, in the layout of

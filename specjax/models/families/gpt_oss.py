@@ -59,8 +59,12 @@ def _read(config: Config) -> TransformerConfig:
 
 
 def _write(c: TransformerConfig) -> Config:
+    assert c.rope is not None
+    # A file without a scaling would have the default one.
+    plain: Config = {"rope_scaling": {"rope_type": "default"}} if c.rope.kind == "default" else {}
     return write_llama(
         c,
+        **plain,
         attention_bias=c.qkv_bias,
         num_local_experts=c.num_experts,
         num_experts_per_tok=c.experts_per_token,
