@@ -17,6 +17,7 @@ CASES = {
     "gemma3": "gemma3_text",
     "mistral3": "mistral",
     "mistral3, ministral3": "ministral3, growth",
+    "mistral3, mistral4": "mistral4, growing queries",
     "qwen2_5_vl": "qwen2, yarn",
     "qwen3_vl": "qwen3",
 }
