@@ -14,9 +14,11 @@ from typing import Any
 
 import delta_families
 import dense_families
+import expert_families
 import folders
 import latent_families
 import numpy as np
+import recurrent_families
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 VOCAB, LENGTH = 40, 200
@@ -119,6 +121,8 @@ _FIRST: dict[str, tuple[str, dict[str, Any]]] = {
 _LATER = {
     "dense": dense_families.cases(SIZES, original=64),
     "delta": delta_families.cases(SIZES),
+    "experts": expert_families.cases(SIZES, original=64),
+    "recurrent": recurrent_families.cases(SIZES),
     "latent": latent_families.cases(SIZES, original=64),
 }
 """Name of a group -> family -> name of a case -> configuration."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from specjax.caches import LayerState
 
+BRANCHES = ("both", "mixer", "mlp")
+"""The branches of a layer: a mixer and then a feed-forward part, or one of the two."""
+
 NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel", "shared")
 """The orders of the norm and the two branches f of a layer (attention, then MLP):
 
@@ -50,14 +53,14 @@ _CHOICES = {
     "norm": ("rms", "layer", "centred"),
     "norm_order": NORM_ORDERS,
     "qk_norm": (None, "head", "heads", "whole"),
-    "activation": ("silu", "relu", "gelu", "gelu_tanh"),
+    "activation": ("silu", "relu", "relu2", "gelu", "gelu_tanh"),
 }
 _FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
           "qk_norm_last", "sinks", "gated", "mlp_bias", "normalise_experts", "expert_bias",
           "shared_gate")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
-    **dict.fromkeys(("branch_scale", "logit_scale"), "(0, 3.4e38]"),
+    **dict.fromkeys(("branch_scale", "logit_scale", "gate_scale", "down_scale"), "(0, 3.4e38]"),
     "norm_offset": "[-3.4e38, 3.4e38]",
 }
 """Fields that are numbers which float32 holds, and the interval of each."""
@@ -68,6 +71,23 @@ _POSITIVE = ("logit_softcap", "query_scale", "attention_softcap", "gate_limit") 
 def _is_window(value: object) -> bool:
     plain = number(value)
     return value is None or (isinstance(plain, int) and 1 <= plain < 2**31)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """Attention that reads the same norm as a layer's mixer; the outputs of the two are added.
+
+    It is attention as the configuration's fields say.
+    """
+
+    input_scale: float = 1.0
+    key_scale: float = 1.0
+    output_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError with the field, its value and the allowed values."""
+        for name, value in vars(self).items():
+            real(name, value, "[-3.4e38, 3.4e38]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +102,10 @@ class Mixer(abc.ABC):
 
         They are the number of key heads, the size of a key, and the size of a value.
         """
+        return None
+
+    def attention(self) -> Beside | None:
+        """Returns the attention beside this mixer; None: there is none."""
         return None
 
     @abc.abstractmethod
@@ -101,6 +125,8 @@ _PER_LAYER = {
     "ropes": (lambda value: isinstance(value, Rope | None), "a Rope or None"),
     "windows": (_is_window, "a whole number of at least 1, or None"),
     "sparse": (lambda value: isinstance(value, bool), "True or False"),
+    "norm_orders": (lambda value: value in NORM_ORDERS, " or ".join(map(repr, NORM_ORDERS))),
+    "branches": (lambda value: value in BRANCHES, " or ".join(map(repr, BRANCHES))),
     "mixers": (lambda value: isinstance(value, Mixer | None), "a Mixer or None"),
 }
 """Fields with an entry for each layer: whether a value is one, and the entries in words."""
@@ -139,6 +165,8 @@ class TransformerConfig:
     norm_offset: float = 0.0  # the factor is offset + weight
     norm_eps: float = 1e-5
     norm_order: str = "pre"
+    norm_orders: tuple[str, ...] = ()  # by layer, instead of `norm_order`
+    branches: tuple[str, ...] = ()  # by layer, of `BRANCHES`; without it each layer has both
     branch_scale: float = 1.0  # of what attention and MLP add to the residual stream
     final_norm: bool = True
     # Attention
@@ -159,6 +187,8 @@ class TransformerConfig:
     activation: str = "silu"
     gated: bool = True
     mlp_bias: bool = False
+    gate_scale: float = 1.0  # of the gate, before its activation function
+    down_scale: float = 1.0  # of the output
     # Gate and up are clamped: (up + 1) * gate * sigmoid(gate_slope * gate).  None: act(gate) * up
     gate_limit: float | None = None
     gate_slope: float = 1.702
@@ -190,6 +220,14 @@ class TransformerConfig:
             *(
                 (entries not in (0, layers), f"{name} has {entries} entries for {layers} layers")
                 for name, entries in counts.items()
+            ),
+        )
+        alone = [i for i in range(layers) if self.branch_of(i) != "both"]
+        settle(
+            (
+                any(self.norm_order_of(i) not in ("pre", "post", "sandwich") for i in alone),
+                "a layer with one branch has norms before or after it: its norm order must be "
+                "'pre', 'post' or 'sandwich'",
             ),
         )
         for rope, size in {(self.rope_of(i), self.rotated_of(i)) for i in range(layers)}:
@@ -282,10 +320,38 @@ class TransformerConfig:
         """Returns the mixer of a layer, counted from 0; None if it is attention."""
         return self.mixers[layer] if self.mixers else None
 
+    def norm_order_of(self, layer: int) -> str:
+        """Returns the order of the norms and branches of a layer, counted from 0."""
+        return self.norm_orders[layer] if self.norm_orders else self.norm_order
+
+    def branch_of(self, layer: int) -> str:
+        """Returns which of `BRANCHES` a layer has."""
+        return self.branches[layer] if self.branches else "both"
+
+    def attends(self, layer: int) -> bool:
+        """Returns whether a layer has attention as the fields of this configuration say."""
+        if self.branch_of(layer) == "mlp":
+            return False
+        mixer = self.mixer_of(layer)
+        return mixer is None or mixer.attention() is not None
+
+    def beside(self, layer: int) -> bool:
+        """Returns whether a layer has this attention beside a mixer with a state."""
+        return self.attends(layer) and self.mixer_of(layer) is not None
+
     def slots_of(self, layer: int) -> tuple[int, int, int] | None:
         """Returns what `Mixer.slots` does; for attention the sizes of this configuration."""
+        if self.attends(layer):
+            return self.num_kv_heads, self.head_dim, self.head_dim
         mixer = self.mixer_of(layer)
-        return (self.num_kv_heads, self.head_dim, self.head_dim) if mixer is None else mixer.slots()
+        return None if mixer is None else mixer.slots()
+
+    def has_state(self, layer: int) -> bool:
+        """Returns whether the cache of a layer is a state, or has one beside its slots."""
+        mixer = self.mixer_of(layer)
+        if mixer is not None and mixer.slots() is None:
+            return True
+        return self.branch_of(layer) == "mlp"
 
     def rotated_of(self, layer: int) -> int:
         """Returns the size of the heads that the rope of a layer turns."""

@@ -19,9 +19,15 @@ from specjax.models.products import dot_general
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,
     "relu": nn.relu,
+    "relu2": lambda x: jnp.square(nn.relu(x)),  # So et al. 2021, arXiv 2109.08668
     "gelu": functools.partial(nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(nn.gelu, approximate=True),
 }
+
+
+def scaled(x: Array, factor: float) -> Array:
+    """Returns x times a number, in the dtype of x; a factor of 1 adds no operation."""
+    return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
 
 
 def named_param(

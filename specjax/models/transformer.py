@@ -17,24 +17,32 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax.caches import HybridCache, KVCache, LayerState, Memory, WindowedCache
+from specjax.caches import (
+    Both,
+    HybridCache,
+    KVCache,
+    LayerState,
+    Memory,
+    Staged,
+    WindowedCache,
+    Written,
+)
 from specjax.models.attention import attend, cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.feed_forward import MLP, Experts
-from specjax.models.layers import Dense, Norm, look_up, named_param
+from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
 from specjax.models.mixers import MIXERS, Attention, Rotations
 from specjax.models.products import dot_general
 from specjax.types import ModelOutput
 
-_Slots = Memory | None
-_Memory = KVCache | LayerState | None  # the cache of one layer
-_Written = tuple[Array, Array] | LayerState  # what a mixer returns of it
+_Memory = Memory | LayerState | Both | None  # the cache of one layer
+_Visible = Array | tuple[Array | None, Array | None] | None
 
 
 class Layer(nn.Module):
-    """A mixer, then a feed-forward part, each added to the residual stream.
+    """A mixer, then a feed-forward part, each added to the residual stream; or one of the two.
 
-    `config.norm_order` says where the norms are.
+    The configuration says where the norms are.
     """
 
     config: TransformerConfig
@@ -47,45 +55,71 @@ class Layer(nn.Module):
         self,
         x: Array,
         rotations: Rotations,
-        memory: _Slots | LayerState,
-        visible: Array | None,
-    ) -> tuple[Array, _Written]:
+        memory: _Memory,
+        visible: _Visible,
+    ) -> tuple[Array, Written]:
         """Returns the stream [B, N, E] after the layer, and the layer's cache; as its mixer does.
 
         For a mixer with a state, `visible` [B or 1, N, N] has the ancestors of each token among the
-        N, itself included.
+        N, itself included.  For a mixer beside attention it is a pair: that of attention, and the
+        ancestors.
         """
-        c = self.config
+        c, order = self.config, self.config.norm_order_of(self.index)
 
         def norm(name: str, y: Array) -> Array:
             return Norm(c, name=name)(y)
 
         def branch(y: Array) -> Array:
-            return y if c.branch_scale == 1.0 else y * jnp.asarray(c.branch_scale, y.dtype)
+            return scaled(y, c.branch_scale)
 
-        before = c.norm_order not in ("post", "after")
-        after = c.norm_order in ("post", "sandwich")
-        normed = norm("attention_norm", x) if before else x
-        mixer = c.mixer_of(self.index)
-        if mixer is None:
-            window = c.window_of(self.index)
-            attention = Attention(c, window, self.dense, self.attend, name="attention")
-            mixed, written = attention(normed, rotations, cast(_Slots, memory), visible)
+        before = order not in ("post", "after")
+        after = order in ("post", "sandwich")
+        alone = c.branch_of(self.index)
+        if alone == "mlp":
+            normed, mixed = x, None
+            state = LayerState(()) if memory is None else cast(LayerState, memory)
+            written = state.stage(Staged(()))
         else:
-            other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
-            mixed, written = other(normed, rotations, memory, visible)
+            normed = norm("attention_norm", x) if before else x
+            mixed, written = self._mix(normed, rotations, memory, visible)
+        if mixed is not None and order not in ("parallel", "shared"):
+            x = x + branch(norm("attention_post_norm", mixed) if after else mixed)
+            x = norm("attention_post_norm", x) if order == "after" else x
+        if alone == "mixer":
+            return x, written
         if c.is_sparse(self.index):
             mlp = Experts(c, self.dense, self.attend is cpu_attend, name="mlp")
         else:
             mlp = MLP(c, self.dense, name="mlp")
-        if c.norm_order in ("parallel", "shared"):
-            read = normed if c.norm_order == "shared" else norm("mlp_norm", x)
+        if mixed is not None and order in ("parallel", "shared"):
+            read = normed if order == "shared" else norm("mlp_norm", x)
             return x + branch(mixed) + branch(mlp(read)), written
-        x = x + branch(norm("attention_post_norm", mixed) if after else mixed)
-        x = norm("attention_post_norm", x) if c.norm_order == "after" else x
         added = mlp(norm("mlp_norm", x) if before else x)
         x = x + branch(norm("mlp_post_norm", added) if after else added)
-        return norm("mlp_post_norm", x) if c.norm_order == "after" else x, written
+        return norm("mlp_post_norm", x) if order == "after" else x, written
+
+    def _mix(
+        self, x: Array, rotations: Rotations, memory: _Memory, visible: _Visible
+    ) -> tuple[Array, Written]:
+        c, mixer = self.config, self.config.mixer_of(self.index)
+
+        beside = None if mixer is None else mixer.attention()
+        attention = functools.partial(
+            Attention, c, c.window_of(self.index), self.dense, self.attend, name="attention"
+        )
+        if mixer is None:
+            slots = cast(Memory | None, memory)
+            return attention()(x, rotations, slots, cast(Array | None, visible))
+        other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
+        if beside is None:
+            return other(x, rotations, memory, visible)
+        slots, state = (None, None) if memory is None else cast(Both, memory)
+        seen, ancestors = cast(tuple[Array | None, Array | None], visible)
+        mixed, state = other(x, rotations, state, ancestors)
+        attended, pair = attention(key_scale=beside.key_scale)(
+            scaled(x, beside.input_scale), rotations, cast(Memory | None, slots), seen
+        )
+        return mixed + scaled(attended, beside.output_scale), Both(pair, state)
 
 
 class Transformer(nn.Module):
@@ -135,15 +169,16 @@ class Transformer(nn.Module):
         form = WindowedCache if windows else KVCache
         cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
         # The kernel reads the caches of attention as the configuration's fields say.
-        plain = all(c.mixer_of(i) is None for i in every if slots[i])
+        plain = not c.sinks and all(c.attends(i) for i in every if slots[i])
         cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
-        if all(slots):
+        recurrent = tuple(c.has_state(i) for i in every)
+        if not any(recurrent):
             return cache
-        others = (c.mixer_of(i) for i in every if not slots[i])
-        states = tuple(mixer.state(batch, dtype) for mixer in others if mixer)
-        return HybridCache(cache, states, tuple(not sizes for sizes in slots))
+        mixers = (c.mixer_of(i) for i in every if recurrent[i])
+        states = (LayerState(()) if m is None else m.state(batch, dtype) for m in mixers)
+        return HybridCache(cache, tuple(states), recurrent, tuple(map(bool, slots)))
 
     @nn.compact
     def __call__(
@@ -189,9 +224,9 @@ class Transformer(nn.Module):
             for rope, size in ropes
         }
         memories = [None if cache is None else cache.layer(i) for i in range(c.num_layers)]
-        kinds = [(type(m), c.window_of(i)) for i, m in enumerate(memories)]
+        kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
         visible = {
-            kind: _visible(kind[1], positions, memory, mask)
+            kind: _visible(kind[1], positions, memory, mask, kind[2])
             for kind, memory in dict(zip(kinds, memories, strict=True)).items()
         }
         written, streams = [], [x]
@@ -222,16 +257,25 @@ class Transformer(nn.Module):
 
 
 def _visible(
-    window: int | None, positions: Array, memory: _Memory, mask: Array | None
-) -> Array | None:
+    window: int | None,
+    positions: Array,
+    memory: _Memory,
+    mask: Array | None,
+    both: bool = False,
+) -> _Visible:
     """Returns [B, N, S] bool: the slots (without a cache: tokens) that each token attends to.
 
-    None means plain causal attention.  A layer with a state has no slots, and reads `mask`.
+    None means plain causal attention.  A layer with a state has no slots, and reads `mask`.  A
+    layer with both gets a pair of the two.
     """
+    if both:
+        slots = None if memory is None else cast(Both, memory).slots
+        seen = _visible(window, positions, cast(Memory | None, slots), mask)
+        return cast(Array | None, seen), mask
     if isinstance(memory, LayerState):
         return mask
     if memory is not None:
-        return memory.visible(positions, mask, window)
+        return cast(KVCache, memory).visible(positions, mask, window)
     if mask is None or window is None:
         return mask
     return mask & (positions[:, :, None] - positions[:, None] < window)

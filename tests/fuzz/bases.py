@@ -78,6 +78,16 @@ _CHANGES: dict[str, dict[str, object]] = {
     "mistral4": {
         **_LATENT, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)
     },
+    "qwen2_moe": {**_EXPERTS, "qkv_bias": True, "shared_size": 6, "shared_gate": True},
+    "glm4_moe": {**_EXPERTS, "rope": Rope(fraction=0.5), "shared_size": 12,
+                 "router": Router("sigmoid", corrected=True, scale=1.5)},
+    "minimax_m2": {**_EXPERTS, "qk_norm": "whole", "rope": Rope(5e6, fraction=0.5),
+                   "router": Router("sigmoid", corrected=True)},
+    "gpt_oss": {**_EXPERTS, "qkv_bias": True, "out_bias": True, "sinks": True, "windows": (16,),
+                "expert_bias": True, "normalise_experts": False, "gate_limit": 7.0,
+                "router": Router(of_chosen=True, bias=True)},
+    "ernie4_5_moe": {**_EXPERTS, "interleaved": True, "rope": Rope(5e5), "tied_embeddings": True,
+                     "router": Router(corrected=True), "shared_size": 24},
 }  # fmt: skip
 
 

@@ -5,12 +5,14 @@ import dataclasses
 import json
 
 import dense_families
+import expert_families
 import folders
 import jax
 import jax.numpy as jnp
 import latent_families
 import numpy as np
 import pytest
+import recurrent_families
 import torch
 import transformers
 import transformers_folders
@@ -130,7 +132,9 @@ CONFIGS = {
     },
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
     **dense_families.cases(SIZES, original=160),
+    **recurrent_families.cases(SIZES),
     **latent_families.cases(SIZES, original=160),
+    **expert_families.cases(SIZES, original=160),
 }  # fmt: skip
 CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
 
@@ -237,6 +241,9 @@ def test_text(family):
         ("smollm3", "windows"),
         ("mixtral", "two of four"),
         ("opt", "norms before"),
+        ("ministral3", "growth"),
+        ("cohere2", "tied"),
+        ("stablelm", "parallel, norms of heads"),
         ("mistral4", "growing queries"),
     ],
 )

@@ -12,7 +12,7 @@ from specjax._internal.platforms import on_cpu
 from specjax.caches import Memory
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import Dense, Norm, residual_scale
+from specjax.models.layers import Dense, Norm, named_param, residual_scale, scaled
 from specjax.models.rope import rotate
 
 Rotations = tuple[Array, ...] | None
@@ -25,6 +25,7 @@ class Attention(nn.Module):
     window: int | None
     dense: Callable[..., Dense]
     attend: Callable[..., Array] = attend
+    key_scale: float = 1.0
 
     @nn.compact
     def __call__(
@@ -67,16 +68,18 @@ class Attention(nn.Module):
         query = project("q", c.num_heads, normed=True)
         if rotations is not None and len(rotations) == 3:  # the rope has `growth`
             query = query * rotations[2].astype(query.dtype)
-        keys = project("k", c.num_kv_heads, normed=True).swapaxes(1, 2)
+        keys = scaled(project("k", c.num_kv_heads, normed=True), self.key_scale).swapaxes(1, 2)
         values = project("v", c.num_kv_heads).swapaxes(1, 2)
         if memory is not None:
             keys, values = memory.stage(keys, values)
+        scaling, sinks = (c.query_scale, c.attention_softcap), None
+        if c.sinks:
+            init = nn.initializers.normal(c.init_scale)
+            sinks = named_param(self, "sinks", init, ("heads",), (c.num_heads,))
         if visible is None:
-            mixed = causal_attend(
-                query, keys, values, c.query_scale, c.attention_softcap, self.window
-            )
+            mixed = causal_attend(query, keys, values, *scaling, self.window, sinks)
         else:
-            mixed = self.attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
+            mixed = self.attend(query, keys, values, visible, *scaling, sinks)
         if c.output_gate:
             wide = c.num_heads * c.head_dim
             gate = self.dense(wide, ("embed", "heads"), c.qkv_bias, c.init_scale, name="gate")(x)
