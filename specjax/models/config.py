@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ MOST = {
     "num_experts": 2**14,
     "experts_per_token": 2**14,
     "expert_size": 2**24,
+    "per_layer_size": 2**20,
 }
 """The greatest sizes.  They far exceed those of published models, and keep a damaged file from
 making this library build a list for each of 10^7 experts before it reads the weights.
@@ -50,8 +52,9 @@ _CHOICES = {
     "qk_norm": (None, "head", "heads", "whole"),
     "activation": ("silu", "relu", "gelu", "gelu_tanh"),
 }
-_FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias",
-          "output_gate", "qk_norm_last", "gated", "mlp_bias", "normalise_experts")  # fmt: skip
+_FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
+          "qk_norm_last", "value_norm", "gated", "mlp_bias", "wide_sharing", "layer_scale",
+          "normalise_experts")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale"), "[0, 3.4e38]"),
     **dict.fromkeys(("branch_scale", "logit_scale"), "(0, 3.4e38]"),
@@ -92,6 +95,13 @@ class Mixer(abc.ABC):
     def rotated(self) -> int | None:
         """Returns the size of the heads that a rope turns; None: the configuration's `head_dim`."""
         return None
+
+    def shares(self) -> bool:
+        """Returns whether the layer reads the keys and values of an earlier layer.
+
+        It is the last one before it with keys of its own, of the same sizes and the same window.
+        """
+        return False
 
 
 _PER_LAYER = {
@@ -147,6 +157,7 @@ class TransformerConfig:
     qk_norm: str | None = None
     qk_norm_last: bool = False  # after the rope
     query_scale: float | None = None  # by default head_dim ** -0.5
+    value_norm: bool = False  # RMS norm of each head's values, without weights
     attention_softcap: float | None = None
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
     # Layers with another mixer than this attention
@@ -155,6 +166,10 @@ class TransformerConfig:
     activation: str = "silu"
     gated: bool = True
     mlp_bias: bool = False
+    wide_sharing: bool = False  # MLPs of layers that share keys have twice `mlp_size`
+    # The end of a layer
+    per_layer_size: int = 0  # of what `models.per_layer` adds; 0: it adds nothing
+    layer_scale: bool = False  # the output of a layer is multiplied by a learned number
     # Mixture of experts
     num_experts: int = 0
     experts_per_token: int = 2
@@ -177,6 +192,14 @@ class TransformerConfig:
                 "grouped-query attention shares each key head among the same number of query heads",
             ),
             *(
+                (
+                    sizes is not None and self.num_heads % sizes[0],
+                    f"num_heads={self.num_heads} is not a multiple of the {sizes and sizes[0]} key "
+                    "heads of a layer in mixers",
+                )
+                for sizes in map(self.slots_of, range(len(self.mixers)))
+            ),
+            *(
                 (entries not in (0, layers), f"{name} has {entries} entries for {layers} layers")
                 for name, entries in counts.items()
             ),
@@ -184,7 +207,7 @@ class TransformerConfig:
         for rope, size in {(self.rope_of(i), self.rotated_of(i)) for i in range(layers)}:
             if rope is None:
                 continue
-            turned = int(size * rope.fraction)
+            turned = rope.turned(size)
             settle(
                 (
                     turned % 2,
@@ -197,13 +220,17 @@ class TransformerConfig:
                     f"{turned // 2}, one for each pair",
                 ),
             )
+        for layer in range(layers):
+            self.owner_of(layer)
         if self.num_experts:
             within("experts_per_token", self.experts_per_token, 1, self.num_experts)
 
     def _check_sizes(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 1
-            if name in ("num_experts", "expert_size") and not self.num_experts:
+            if name == "per_layer_size" or (
+                name in ("num_experts", "expert_size") and not self.num_experts
+            ):
                 least = 0
             if name != "embedding_size" or value is not None:
                 whole(name, value, least, most, f"a whole number in [{least}, {most}]")
@@ -271,6 +298,41 @@ class TransformerConfig:
         """Returns what `Mixer.slots` does; for attention the sizes of this configuration."""
         mixer = self.mixer_of(layer)
         return (self.num_kv_heads, self.head_dim, self.head_dim) if mixer is None else mixer.slots()
+
+    def owner_of(self, layer: int) -> int:
+        """Returns the layer whose keys and values, or state, a layer reads: itself by default.
+
+        Raises ValueError if it reads those of an earlier layer (`Mixer.shares`), and there is none.
+        """
+        mixer = self.mixer_of(layer)
+        if mixer is None or not mixer.shares():
+            return layer
+        for other in reversed(range(layer)):
+            earlier = self.mixer_of(other)
+            own = earlier is None or not earlier.shares()
+            alike = self.slots_of(other) == mixer.slots()
+            if own and alike and self.window_of(other) == self.window_of(layer):
+                return other
+        raise ValueError(
+            f"layer {layer} of {self.num_layers} reads keys and values of an earlier layer, and "
+            "none has keys of its own with the same sizes and window: keep that layer too"
+        )
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Returns the layers with keys and values, or a state, of their own: a cache leaf each."""
+        return tuple(i for i in range(self.num_layers) if self.owner_of(i) == i)
+
+    @property
+    def common_kv_heads(self) -> int:
+        """Returns the greatest number of parts into which every layer's key heads can be split."""
+        slots = map(self.slots_of, range(self.num_layers))
+        return math.gcd(self.num_kv_heads, *(sizes[0] for sizes in slots if sizes))
+
+    def mlp_size_of(self, layer: int) -> int:
+        """Returns the size of a layer's MLP."""
+        wide = self.wide_sharing and self.owner_of(layer) != layer
+        return 2 * self.mlp_size if wide else self.mlp_size
 
     def rotated_of(self, layer: int) -> int:
         """Returns the size of the heads that the rope of a layer turns."""

@@ -22,11 +22,12 @@ from specjax.models.attention import attend, cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.feed_forward import MLP, Experts
 from specjax.models.layers import Dense, Norm, look_up, named_param
-from specjax.models.mixers import MIXERS, Attention, Rotations
+from specjax.models.mixers import MIXERS, Attention, AttentionSizes, Rotations
+from specjax.models.per_layer import Embedded, PerLayerInput
 from specjax.models.products import dot_general
 from specjax.types import ModelOutput
 
-_Slots = Memory | None
+_Slots = Memory | tuple[Array, Array] | None  # the keys and values of the owner, or a cache
 _Memory = KVCache | LayerState | None  # the cache of one layer
 _Written = tuple[Array, Array] | LayerState  # what a mixer returns of it
 
@@ -49,12 +50,33 @@ class Layer(nn.Module):
         rotations: Rotations,
         memory: _Slots | LayerState,
         visible: Array | None,
+        embedded: Embedded | None = None,
     ) -> tuple[Array, _Written]:
         """Returns the stream [B, N, E] after the layer, and the layer's cache; as its mixer does.
 
-        For a mixer with a state, `visible` [B or 1, N, N] has the ancestors of each token among the
-        N, itself included.
+        Args:
+          x: [B, N, E].
+          rotations, memory: as for `models.mixers.attention.Attention`.
+          visible: as there.  For a mixer with a state it is [B or 1, N, N] and has the ancestors of
+            each token among the N, itself included.
+          embedded: of the tokens, if the layer has a table of its own.
         """
+        x, written = self._branches(x, rotations, memory, visible)
+        if embedded is not None:
+            x = PerLayerInput(self.config, self.dense, name="per_layer")(x, embedded)
+        if self.config.layer_scale:
+            ones = nn.initializers.ones_init()
+            x = x * named_param(self, "scale", ones, ("one",), (1,)).astype(x.dtype)
+        return x, written
+
+    def _branches(
+        self,
+        x: Array,
+        rotations: Rotations,
+        memory: _Slots | LayerState,
+        visible: Array | None,
+    ) -> tuple[Array, _Written]:
+        """Adds the two branches to the stream."""
         c = self.config
 
         def norm(name: str, y: Array) -> Array:
@@ -67,14 +89,17 @@ class Layer(nn.Module):
         after = c.norm_order in ("post", "sandwich")
         normed = norm("attention_norm", x) if before else x
         mixer = c.mixer_of(self.index)
-        if mixer is None:
+        if mixer is None or isinstance(mixer, AttentionSizes):
             window = c.window_of(self.index)
-            attention = Attention(c, window, self.dense, self.attend, name="attention")
+            attention = Attention(c, window, self.dense, self.attend, mixer, name="attention")
             mixed, written = attention(normed, rotations, cast(_Slots, memory), visible)
         else:
             other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
             mixed, written = other(normed, rotations, memory, visible)
-        mlp = (Experts if c.is_sparse(self.index) else MLP)(c, self.dense, name="mlp")
+        if c.is_sparse(self.index):
+            mlp = Experts(c, self.dense, name="mlp")
+        else:
+            mlp = MLP(c, self.dense, c.mlp_size_of(self.index), name="mlp")
         if c.norm_order in ("parallel", "shared"):
             read = normed if c.norm_order == "shared" else norm("mlp_norm", x)
             return x + branch(mixed) + branch(mlp(read)), written
@@ -126,19 +151,19 @@ class Transformer(nn.Module):
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache | HybridCache:
         """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
-        c, every = self.config, range(self.config.num_layers)
-        slots = [c.slots_of(i) for i in every]
-        windows = tuple(c.window_of(i) for i in every if slots[i]) if c.windows else ()
+        c = self.config
+        slots = {i: c.slots_of(i) for i in c.owners}
+        windows = tuple(c.window_of(i) for i in slots if slots[i]) if c.windows else ()
         form = WindowedCache if windows else KVCache
-        cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
+        cache = form.of([sizes for sizes in slots.values() if sizes], batch, size, dtype)
         cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
-        if all(slots):
+        if all(slots.values()):
             return cache
-        others = (c.mixer_of(i) for i in every if not slots[i])
+        others = (c.mixer_of(i) for i in slots if not slots[i])
         states = tuple(mixer.state(batch, dtype) for mixer in others if mixer)
-        return HybridCache(cache, states, tuple(not sizes for sizes in slots))
+        return HybridCache(cache, states, tuple(not sizes for sizes in slots.values()))
 
     @nn.compact
     def __call__(
@@ -176,6 +201,11 @@ class Transformer(nn.Module):
             rows = c.max_positions + c.position_offset
             learned = table("positions", rows, c.hidden_size, ("positions", "embed"))
             x = x + look_up(learned, positions + c.position_offset)
+        embedded = None
+        if c.per_layer_size:
+            ones = nn.initializers.ones_init()
+            weights = named_param(self, "per_layer_norm", ones, ("norm",), (c.per_layer_size,))
+            embedded = Embedded(tokens, x, weights)
 
         # Layers of one kind share their rotations and masks.
         ropes = {(c.rope_of(i), c.rotated_of(i)) for i in range(c.num_layers)}
@@ -183,20 +213,25 @@ class Transformer(nn.Module):
             (rope, size): None if rope is None else rope.rotations(positions, size)
             for rope, size in ropes
         }
-        memories = [None if cache is None else cache.layer(i) for i in range(c.num_layers)]
+        leaves = {layer: leaf for leaf, layer in enumerate(c.owners)}
+        owners = [c.owner_of(i) for i in range(c.num_layers)]
+        memories = [None if cache is None else cache.layer(leaves[owner]) for owner in owners]
         kinds = [(type(m), c.window_of(i)) for i, m in enumerate(memories)]
         visible = {
             kind: _visible(kind[1], positions, memory, mask)
             for kind, memory in dict(zip(kinds, memories, strict=True)).items()
         }
-        written, streams = [], [x]
+        written: dict[int, _Written] = {}
+        streams = [x]
         block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
             layer = block(c, i, dense, self.attend, name=f"layer_{i}")
             turned = rotations[c.rope_of(i), c.rotated_of(i)]
-            x, part = layer(x, turned, memories[i], visible[kinds[i]])
+            memory = memories[i] if owners[i] == i else written[owners[i]]
+            x, part = layer(x, turned, memory, visible[kinds[i]], embedded)
             streams.append(x)
-            written.append(part)
+            if owners[i] == i:
+                written[i] = part
         hidden = Norm(c, name="norm")(x) if c.final_norm else x
         streams.append(hidden)
         if c.embedding_size is not None:
@@ -211,7 +246,7 @@ class Transformer(nn.Module):
         if c.logit_softcap is not None:
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
         if cache is not None:
-            cache = cache.with_layers(written)
+            cache = cache.with_layers(list(written.values()))
         features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
         return ModelOutput(logits, hidden, cache, features)
 

@@ -34,7 +34,9 @@ def test_logits_and_features(case):
     np.testing.assert_allclose(features, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("case", small_families.GROUPS["dense"])
+@pytest.mark.parametrize(
+    "case", [case for group in ("dense", "gemma4") for case in small_families.GROUPS[group]]
+)
 def test_a_text_in_pieces(case):
     """A text that is read in chunks, and then token by token, has the logits of one pass."""
     loaded = specjax.load(small_families.folder(case))

@@ -6,6 +6,7 @@ from specjax.models.families.exaone4 import EXAONE4
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_fields
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from specjax.models.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from specjax.models.families.glm4 import GLM4
 from specjax.models.families.gpt2 import GPT2
 from specjax.models.families.gpt_neox import GPT_NEOX
@@ -33,6 +34,8 @@ FAMILIES: dict[str, Family] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
     "glm4": GLM4,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,

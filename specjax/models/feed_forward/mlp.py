@@ -19,18 +19,20 @@ class MLP(nn.Module):
 
     config: TransformerConfig
     dense: Callable[..., Dense]
+    size: int | None = None  # by default `config.mlp_size`
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c = self.config
+        size = self.size or c.mlp_size
 
         def dense(name: str, features: int, axes: tuple[str, str], scale: float) -> Dense:
             return self.dense(features, axes, c.mlp_bias, scale, name=name)
 
         activate = ACTIVATIONS[c.activation]
-        up = dense("up", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)
+        up = dense("up", size, ("embed", "mlp"), c.init_scale)(x)
         if c.gated:
-            inner = activate(dense("gate", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)) * up
+            inner = activate(dense("gate", size, ("embed", "mlp"), c.init_scale)(x)) * up
         else:
             inner = activate(up)
         return dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))(inner)

@@ -4,8 +4,8 @@ A mixer is a module that reads [B, N, E] and returns [B, N, E], and the layer's 
 tokens staged.  Its record, a `Mixer` in `TransformerConfig.mixers`, has its sizes.
 """
 
-from specjax.models.mixers.attention import Attention, Rotations
+from specjax.models.mixers.attention import Attention, AttentionSizes, Rotations
 from specjax.models.mixers.gated_delta import GatedDelta
 from specjax.models.mixers.table import MIXERS
 
-__all__ = ["MIXERS", "Attention", "GatedDelta", "Rotations"]
+__all__ = ["MIXERS", "Attention", "AttentionSizes", "GatedDelta", "Rotations"]
