@@ -32,6 +32,10 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
                 "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
             },
             "as 31B": {**plain, **keys, "hidden_size_per_layer_input": 0},
+            "as 26B": {
+                **plain, **keys, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+                "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 12,
+            },
             "all of it": {
                 **plain, **tables, **keys, "num_hidden_layers": 4, "layer_types": _TURNS * 2,
                 "num_kv_shared_layers": 2, "attention_bias": True, "tie_word_embeddings": False,

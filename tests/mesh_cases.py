@@ -24,7 +24,7 @@ from specjax.methods import (
     TranslatedSource,
 )
 from specjax.methods.medusa.network import MedusaHeads
-from specjax.models import Rope
+from specjax.models import Rope, Router
 from specjax.models.mixers import GatedDelta
 from specjax.parallel import make_mesh, replicate, shard_params
 from specjax.proposers import Shape
@@ -41,6 +41,16 @@ MESHES: tuple[tuple[int, ...], ...] = ((1, 8), (2, 4), (4, 2), (8, 1))
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_kv_heads": 4},
     "mixtral": {"num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_size": 256},
+    "gpt_oss": {
+        "num_kv_heads": 4, "num_experts": 8, "experts_per_token": 2, "expert_size": 128,
+        "sinks": True, "windows": (6, None), "expert_bias": True, "gate_limit": 7.0,
+        "normalise_experts": False, "router": Router(of_chosen=True, bias=True),
+    },
+    "glm4_moe": {
+        "num_kv_heads": 4, "num_experts": 8, "experts_per_token": 2, "expert_size": 128,
+        "shared_size": 128, "shared_gate": True,
+        "router": Router("sigmoid", corrected=True, groups=4, kept_groups=2),
+    },
     "gemma2": {
         "num_kv_heads": 4, "windows": (6, None), "attention_softcap": 5.0, "logit_softcap": 8.0,
         "norm_offset": 1.0, "norm_order": "sandwich", "embedding_scale": 8.0,

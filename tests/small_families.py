@@ -14,6 +14,7 @@ from typing import Any
 
 import delta_families
 import dense_families
+import expert_families
 import folders
 import gemma4_families
 import numpy as np
@@ -119,6 +120,7 @@ _FIRST: dict[str, tuple[str, dict[str, Any]]] = {
 _LATER = {
     "dense": dense_families.cases(SIZES, original=64),
     "delta": delta_families.cases(SIZES),
+    "experts": expert_families.cases(SIZES, original=64),
     "gemma4": gemma4_families.cases(SIZES),
 }
 """Name of a group -> family -> name of a case -> configuration."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         quantised_form,
     )
     from specjax.models.rope import Rope, rotate
+    from specjax.models.router import Router, route
     from specjax.models.transformer import (
         Head,
         Layer,
@@ -75,6 +76,7 @@ __all__ = [
     "Nested",
     "Norm",
     "Rope",
+    "Router",
     "Tables",
     "Tensor",
     "Transformer",
@@ -99,4 +101,5 @@ __all__ = [
     "quantised_form",
     "residual_scale",
     "rotate",
+    "route",
 ]

@@ -27,8 +27,9 @@ takes up to twice as long as without blocks if all slots are filled, but a seven
 """
 
 
-_Mixing = Callable[[Array, Array, Array, Array], Array]
-"""Maps queries [B, K, R, D], keys, values and `visible` to [B, K, R, D] in float32."""
+_Mixing = Callable[[Array, Array, Array, Array, Array | None], Array]
+"""Maps queries [B, K, R, D], keys, values, `visible` and sinks [K, R, 1] to [B, K, R, D] float32.
+"""
 
 
 def attend(
@@ -38,6 +39,7 @@ def attend(
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes softmax attention with an explicit mask.
 
@@ -47,6 +49,8 @@ def attend(
       visible: [B or 1, N, S] bool; every token attends to at least one slot.
       scale: of the scores, by default D ** -0.5.
       softcap: bounds the scores by c tanh(x / c) (Gemma 2, arXiv 2408.00118, section 2).
+      sinks: [H], a score of each head that joins the softmax, with a value of 0 (Xiao et al. 2023,
+        arXiv 2309.17453; learned in gpt-oss).
 
     Returns:
       [B, N, H * D].  Scores and their softmax are float32 whatever the inputs are.
@@ -65,7 +69,7 @@ def attend(
         mix = functools.partial(by_platform, narrow, whole)
     else:
         mix = whole
-    return _by_group(mix, query, keys, values, visible)
+    return _by_group(mix, query, keys, values, visible, sinks)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
@@ -76,13 +80,19 @@ def cpu_attend(
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `attend` for arrays on one device, with `specjax.kernels` for few tokens.
 
-    On a mesh XLA would gather the cache, so models on several devices take `attend`.
+    On a mesh XLA would gather the cache, so models on several devices take `attend`.  The kernels
+    have no sinks.
     """
-    other = functools.partial(attend, scale=scale, softcap=softcap)
-    if not (keys.dtype == values.dtype and kernels.takes_attention(query, keys, softcap)):
+    other = functools.partial(attend, scale=scale, softcap=softcap, sinks=sinks)
+    if (
+        sinks is not None
+        or keys.dtype != values.dtype
+        or not kernels.takes_attention(query, keys, softcap)
+    ):
         return other(query, keys, values, visible)
     factor = query.shape[3] ** -0.5 if scale is None else scale
 
@@ -100,25 +110,50 @@ def _(
     primals: tuple[Array, ...],
     tangents: tuple[Array, ...],
 ) -> tuple[Array, Array]:
-    return jax.jvp(functools.partial(attend, scale=scale, softcap=softcap), primals, tangents)
+    def plain(
+        query: Array, keys: Array, values: Array, visible: Array, sinks: Array | None
+    ) -> Array:
+        return attend(query, keys, values, visible, scale, softcap, sinks)
+
+    return jax.jvp(plain, primals, tangents)
 
 
-def _by_group(mix: _Mixing, query: Array, keys: Array, values: Array, visible: Array) -> Array:
+def _by_group(
+    mix: _Mixing,
+    query: Array,
+    keys: Array,
+    values: Array,
+    visible: Array,
+    sinks: Array | None = None,
+) -> Array:
     """Runs `mix` with the query heads grouped by key head; the shapes are those of `attend`."""
     batch, width, heads, dim = query.shape
     key_heads, groups = keys.shape[1], heads // keys.shape[1]
     grouped = query.reshape(batch, width, key_heads, groups, dim).transpose(0, 2, 3, 1, 4)
-    out = mix(grouped.reshape(batch, key_heads, groups * width, dim), keys, values, visible)
+    if sinks is not None:
+        sinks = jnp.repeat(sinks.astype(jnp.float32), width).reshape(key_heads, -1, 1)
+    grouped = grouped.reshape(batch, key_heads, groups * width, dim)
+    out = mix(grouped, keys, values, visible, sinks)
     out = out.astype(values.dtype).reshape(batch, key_heads, groups, width, dim)
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * dim)
 
 
 def _whole(
-    scale: float, softcap: float | None, grouped: Array, keys: Array, values: Array, visible: Array
+    scale: float,
+    softcap: float | None,
+    grouped: Array,
+    keys: Array,
+    values: Array,
+    visible: Array,
+    sinks: Array | None = None,
 ) -> Array:
     """Attends to all slots at once."""
     scores = _scores(grouped, keys, visible, scale, softcap)
-    return _mix(jax.nn.softmax(scores, axis=-1), values)
+    if sinks is None:
+        return _mix(jax.nn.softmax(scores, axis=-1), values)
+    most = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), sinks))
+    weights = jnp.exp(scores - most)
+    return _mix(weights / (weights.sum(-1, keepdims=True) + jnp.exp(sinks - most)), values)
 
 
 def _scores(
@@ -151,6 +186,7 @@ def _in_blocks(
     keys: Array,
     values: Array,
     visible: Array,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `_whole` over `size` slots at a time, with an online softmax.
 
@@ -187,32 +223,33 @@ def _in_blocks(
             mixed * shrink + _mix(weights, cut(values, 2)),
         )
 
-    shape = grouped.shape[:3]
-    begun = (
-        jnp.full((*shape, 1), jnp.finfo(jnp.float32).min),
-        jnp.zeros((*shape, 1)),
-        jnp.zeros(grouped.shape),
-    )
+    shape = (*grouped.shape[:3], 1)
+    if sinks is None:
+        least, nothing = jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape)
+    else:  # as if they were slots before the first, with values of 0
+        least, nothing = jnp.broadcast_to(sinks, shape), jnp.ones(shape)
+    begun = (least, nothing, jnp.zeros(grouped.shape))
     with jax.named_scope("blocks"):
         _, total, mixed = jax.lax.fori_loop(first, last, step, begun)
     return mixed / total
 
 
 def _forward(
-    size: int, scale: float, softcap: float | None, *inputs: Array
-) -> tuple[Array, tuple[Array, ...]]:
+    size: int, scale: float, softcap: float | None, *inputs: Array | None
+) -> tuple[Array, tuple[Array | None, ...]]:
     return _in_blocks(size, scale, softcap, *inputs), inputs
 
 
 def _backward(
     size: int, scale: float, softcap: float | None, inputs: tuple[Array, ...], out: Array
 ) -> tuple[Array | None, ...]:
-    grouped, keys, values, visible = inputs
+    grouped, keys, values, visible, sinks = inputs
 
-    def whole(grouped: Array, keys: Array, values: Array) -> Array:
-        return _whole(scale, softcap, grouped, keys, values, visible)
+    def whole(grouped: Array, keys: Array, values: Array, sinks: Array | None) -> Array:
+        return _whole(scale, softcap, grouped, keys, values, visible, sinks)
 
-    return *jax.vjp(whole, grouped, keys, values)[1](out), None
+    slopes = jax.vjp(whole, grouped, keys, values, sinks)[1](out)
+    return *slopes[:3], None, slopes[3]
 
 
 _in_blocks.defvjp(_forward, _backward)
@@ -225,6 +262,7 @@ def causal_attend(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `attend` where token n attends to tokens 0 ... n, or to the last `window` of them.
 
@@ -244,7 +282,12 @@ def causal_attend(
         seen = slice(first, stop)
         parts.append(
             _by_group(
-                mix, query[:, start:stop], keys[:, :, seen], values[:, :, seen], visible[None]
+                mix,
+                query[:, start:stop],
+                keys[:, :, seen],
+                values[:, :, seen],
+                visible[None],
+                sinks,
             )
         )
     return jnp.concatenate(parts, axis=1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specjax._internal.checks import chosen, flag, number, real, settle, shown, typed, whole, within
 from specjax.models.rope import Rope
+from specjax.models.router import Router
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -41,6 +42,7 @@ MOST = {
     "experts_per_token": 2**14,
     "expert_size": 2**24,
     "per_layer_size": 2**20,
+    "shared_size": 2**24,
 }
 """The greatest sizes.  They far exceed those of published models, and keep a damaged file from
 making this library build a list for each of 10^7 experts before it reads the weights.
@@ -53,16 +55,16 @@ _CHOICES = {
     "activation": ("silu", "relu", "gelu", "gelu_tanh"),
 }
 _FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
-          "qk_norm_last", "value_norm", "gated", "mlp_bias", "wide_sharing", "layer_scale",
-          "normalise_experts")  # fmt: skip
+          "qk_norm_last", "value_norm", "sinks", "gated", "mlp_bias", "wide_sharing", "layer_scale",
+          "normalise_experts", "expert_bias", "shared_gate", "experts_beside")  # fmt: skip
 _NUMBERS = {
-    **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale"), "[0, 3.4e38]"),
+    **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
     **dict.fromkeys(("branch_scale", "logit_scale"), "(0, 3.4e38]"),
     "norm_offset": "[-3.4e38, 3.4e38]",
 }
 """Fields that are numbers which float32 holds, and the interval of each."""
 
-_POSITIVE = ("logit_softcap", "query_scale", "attention_softcap")  # or None
+_POSITIVE = ("logit_softcap", "query_scale", "attention_softcap", "gate_limit")  # or None
 
 
 def _is_window(value: object) -> bool:
@@ -159,6 +161,7 @@ class TransformerConfig:
     query_scale: float | None = None  # by default head_dim ** -0.5
     value_norm: bool = False  # RMS norm of each head's values, without weights
     attention_softcap: float | None = None
+    sinks: bool = False  # a learned score for each head joins the softmax, with a value of 0
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
     # Layers with another mixer than this attention
     mixers: tuple[Mixer | None, ...] = ()  # by layer; None: attention
@@ -167,6 +170,9 @@ class TransformerConfig:
     gated: bool = True
     mlp_bias: bool = False
     wide_sharing: bool = False  # MLPs of layers that share keys have twice `mlp_size`
+    # Gate and up are clamped: (up + 1) * gate * sigmoid(gate_slope * gate).  None: act(gate) * up
+    gate_limit: float | None = None
+    gate_slope: float = 1.702
     # The end of a layer
     per_layer_size: int = 0  # of what `models.per_layer` adds; 0: it adds nothing
     layer_scale: bool = False  # the output of a layer is multiplied by a learned number
@@ -175,6 +181,12 @@ class TransformerConfig:
     experts_per_token: int = 2
     expert_size: int = 0
     normalise_experts: bool = True  # the chosen experts' weights sum to 1
+    router: Router = dataclasses.field(default_factory=Router)
+    expert_bias: bool = False  # of gate, up and down
+    shared_size: int = 0  # of an MLP that all tokens of a sparse layer read; 0: there is none
+    shared_gate: bool = False  # its output is multiplied by a sigmoid of the token
+    # A sparse layer has an MLP, too: the norms of the two outputs are added ("sandwich" only).
+    experts_beside: bool = False
     sparse: tuple[bool, ...] = ()  # by layer: whether it has experts
     init_scale: float = 0.02
     family: str = "llama"  # a row of models.FAMILIES
@@ -190,6 +202,11 @@ class TransformerConfig:
                 self.num_heads % heads,
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={heads}: "
                 "grouped-query attention shares each key head among the same number of query heads",
+            ),
+            (
+                self.experts_beside and self.norm_order != "sandwich",
+                f"experts_beside=True and norm_order={self.norm_order!r}; only layers with "
+                "norm_order='sandwich' have experts beside an MLP",
             ),
             *(
                 (
@@ -224,11 +241,12 @@ class TransformerConfig:
             self.owner_of(layer)
         if self.num_experts:
             within("experts_per_token", self.experts_per_token, 1, self.num_experts)
+            self.router.check(self.num_experts, self.experts_per_token)
 
     def _check_sizes(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 1
-            if name == "per_layer_size" or (
+            if name in ("per_layer_size", "shared_size") or (
                 name in ("num_experts", "expert_size") and not self.num_experts
             ):
                 least = 0
@@ -258,6 +276,7 @@ class TransformerConfig:
             ),
         )  # fmt: skip
         typed("a Rope, or None for no rope", Rope | None, rope=self.rope)
+        typed("a Router", Router, router=self.router)
         typed("a name, such as 'llama'", str, family=self.family)
 
     def keep(self, layers: Sequence[int]) -> TransformerConfig:

@@ -96,8 +96,9 @@ class Layer(nn.Module):
         else:
             other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
             mixed, written = other(normed, rotations, memory, visible)
-        if c.is_sparse(self.index):
-            mlp = Experts(c, self.dense, name="mlp")
+        sparse, alone = c.is_sparse(self.index), self.attend is cpu_attend
+        if sparse and not c.experts_beside:
+            mlp = Experts(c, self.dense, alone, name="mlp")
         else:
             mlp = MLP(c, self.dense, c.mlp_size_of(self.index), name="mlp")
         if c.norm_order in ("parallel", "shared"):
@@ -106,6 +107,10 @@ class Layer(nn.Module):
         x = x + branch(norm("attention_post_norm", mixed) if after else mixed)
         x = norm("attention_post_norm", x) if c.norm_order == "after" else x
         added = mlp(norm("mlp_norm", x) if before else x)
+        if sparse and c.experts_beside:
+            experts = Experts(c, self.dense, alone, name="experts")
+            chosen = norm("experts_post_norm", experts(norm("experts_norm", x), x))
+            added = norm("mlp_own_norm", added) + chosen
         x = x + branch(norm("mlp_post_norm", added) if after else added)
         return norm("mlp_post_norm", x) if c.norm_order == "after" else x, written
 
@@ -156,7 +161,7 @@ class Transformer(nn.Module):
         windows = tuple(c.window_of(i) for i in slots if slots[i]) if c.windows else ()
         form = WindowedCache if windows else KVCache
         cache = form.of([sizes for sizes in slots.values() if sizes], batch, size, dtype)
-        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
+        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend and not c.sinks)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
         if all(slots.values()):

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import specjax
-from specjax.models import LinenModel, Rope
+from specjax.models import LinenModel, Rope, Router
 from specjax.models.mixers import AttentionSizes, GatedDelta
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
@@ -73,6 +73,16 @@ _CHANGES: dict[str, dict[str, object]] = {
                    "activation": "gelu_tanh"},
     "stablelm": {"norm": "layer", "norm_order": "shared", "qk_norm": "heads",
                  "rope": Rope(fraction=0.5)},
+    "qwen2_moe": {**_EXPERTS, "qkv_bias": True, "shared_size": 6, "shared_gate": True},
+    "glm4_moe": {**_EXPERTS, "rope": Rope(fraction=0.5), "shared_size": 12,
+                 "router": Router("sigmoid", corrected=True, scale=1.5)},
+    "minimax_m2": {**_EXPERTS, "qk_norm": "whole", "rope": Rope(5e6, fraction=0.5),
+                   "router": Router("sigmoid", corrected=True)},
+    "gpt_oss": {**_EXPERTS, "qkv_bias": True, "out_bias": True, "sinks": True, "windows": (16,),
+                "expert_bias": True, "normalise_experts": False, "gate_limit": 7.0,
+                "router": Router(of_chosen=True, bias=True)},
+    "ernie4_5_moe": {**_EXPERTS, "interleaved": True, "rope": Rope(5e5), "tied_embeddings": True,
+                     "router": Router(corrected=True), "shared_size": 24},
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 
 import dense_families
+import expert_families
 import folders
 import gemma4_families
 import jax
@@ -131,6 +132,7 @@ CONFIGS = {
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
     **dense_families.cases(SIZES, original=160),
     **gemma4_families.cases(SIZES),
+    **expert_families.cases(SIZES, original=160),
 }  # fmt: skip
 CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
 

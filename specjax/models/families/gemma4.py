@@ -1,4 +1,4 @@
-"""The text models of Gemma 4 (E2B, E4B, 31B) and of Gemma 4 unified (12B).
+"""The text models of Gemma 4 (E2B, E4B, 26B-A4B, 31B) and of Gemma 4 unified (12B).
 
 Unlike in Gemma 1 to 3 the factors of the norms are plain weights.  Layers with full attention have
 heads of another size, and may take their keys as values; the last layers may read the keys and
@@ -7,6 +7,7 @@ values of earlier ones.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ from specjax.models.families.llama import (
 )
 from specjax.models.mixers import AttentionSizes
 from specjax.models.rope import Rope
+from specjax.models.router import Router
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _THETAS = {_SLIDING: 1e4, _FULL: 1e6}
@@ -45,6 +47,12 @@ _FAR = 1e15  # far beyond the bases and factors of ropes that are in use
 _BY_LAYER = {"num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
 """The fields that a file may have for each layer -> ours."""
 
+_EXPERTS = {
+    "num_experts": "num_experts",
+    "experts_per_token": "top_k_experts",
+    "expert_size": "moe_intermediate_size",
+}
+_ROUTER = Router(normed_input=True, expert_scale=True)
 _UNREAD = tuple(
     f"self_attn.{name}"
     for name in ("k_norm.weight", "k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
@@ -139,13 +147,17 @@ def _read(config: Config, context: int, window: int, **changes: object) -> Trans
 
 
 def _read_gemma4(config: Config) -> TransformerConfig:
-    refuse(config, enable_moe_block=False)
+    experts: Config = {}
+    if flag(config, "enable_moe_block", False):
+        check_sizes(config, *_EXPERTS.values())
+        experts = {ours: config[theirs] for ours, theirs in _EXPERTS.items()}
+        experts |= {"router": _ROUTER, "experts_beside": True}
     most = MOST["per_layer_size"]
     size = count(0, most).read(config, "hidden_size_per_layer_input", 256)
     if size:
         every = {"vocab_size_per_layer_input": 262144, **config}
         refuse(every, vocab_size_per_layer_input=config["vocab_size"])
-    return _read(config, 131072, 512, per_layer_size=size)
+    return _read(config, 131072, 512, per_layer_size=size, **experts)
 
 
 def _read_unified(config: Config) -> TransformerConfig:
@@ -187,6 +199,8 @@ def _write(read: Callable[[Config], TransformerConfig], c: TransformerConfig) ->
         hidden_activation=activation_name(c.activation),
         hidden_size_per_layer_input=c.per_layer_size,
         vocab_size_per_layer_input=c.vocab_size,
+        enable_moe_block=c.experts_beside,
+        **{name: getattr(c, ours) or None for ours, name in _EXPERTS.items() if c.num_experts},
     )
     left_out = ["hidden_act", "rope_theta", "rope_scaling", "partial_rotary_factor"]
     if written["sliding_window"] is None:
@@ -202,11 +216,13 @@ def _write(read: Callable[[Config], TransformerConfig], c: TransformerConfig) ->
 
 
 def _tensors(c: TransformerConfig) -> list[Tensor]:
-    rows = llama_tensors(c, mixers=_mixer_tensors)
+    plain = dataclasses.replace(c, num_experts=0, experts_beside=False)
+    rows = llama_tensors(plain, mixers=_mixer_tensors)
     for i in range(c.num_layers):
         theirs, ours = f"model.layers.{i}", f"layer_{i}"
         rows.append(Tensor(f"{theirs}.layer_scalar", (ours, "scale")))
         rows += _per_layer_tensors(c, i) if c.per_layer_size else []
+        rows += _expert_tensors(c, theirs, ours) if c.is_sparse(i) else []
     if c.per_layer_size:
         rows.append(Tensor("model.per_layer_projection_norm.weight", ("per_layer_norm",)))
     return rows
@@ -219,6 +235,29 @@ def _mixer_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
     ours = (f"layer_{layer}", "attention")
     rows = attention_tensors(c, f"model.layers.{layer}.self_attn", ours)
     return [row for row in rows if row.path[2].removesuffix("_norm") not in tuple(missing)]
+
+
+def _expert_tensors(c: TransformerConfig, theirs: str, ours: str) -> list[Tensor]:
+    """Returns the experts beside a layer's MLP: the outputs of gate come before those of up."""
+    norms = {
+        "mlp_own_norm": "post_feedforward_layernorm_1",
+        "experts_norm": "pre_feedforward_layernorm_2",
+        "experts_post_norm": "post_feedforward_layernorm_2",
+    }
+    rows = [
+        Tensor(f"{theirs}.{there}.weight", (ours, norm, "weight")) for norm, there in norms.items()
+    ]
+    block, size = (ours, "experts"), c.expert_size
+    rows += dense(f"{theirs}.router.proj", (*block, "router"), False)
+    rows.append(Tensor(f"{theirs}.router.scale", (*block, "router_scale")))
+    rows.append(Tensor(f"{theirs}.router.per_expert_scale", (*block, "expert_scale")))
+    shape = (c.num_experts, 2 * size, c.hidden_size)
+    for part, start in (("gate", 0), ("up", size)):
+        index = (slice(None), slice(start, start + size))
+        name = f"{theirs}.experts.gate_up_proj"
+        rows.append(Tensor(name, (*block, part), True, shape=shape, index=index))
+    rows.append(Tensor(f"{theirs}.experts.down_proj", (*block, "down"), transpose=True))
+    return rows
 
 
 def _per_layer_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
@@ -253,6 +292,7 @@ GEMMA4 = Family(
     functools.partial(_write, _read_gemma4),
     _tensors,
     ignored=_UNREAD,
+    fused=True,
 )
 GEMMA4_UNIFIED = Family(
     "Gemma4UnifiedForCausalLM",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
@@ -29,10 +31,21 @@ class MLP(nn.Module):
         def dense(name: str, features: int, axes: tuple[str, str], scale: float) -> Dense:
             return self.dense(features, axes, c.mlp_bias, scale, name=name)
 
-        activate = ACTIVATIONS[c.activation]
         up = dense("up", size, ("embed", "mlp"), c.init_scale)(x)
         if c.gated:
-            inner = activate(dense("gate", size, ("embed", "mlp"), c.init_scale)(x)) * up
+            inner = gated_activation(c, dense("gate", size, ("embed", "mlp"), c.init_scale)(x), up)
         else:
-            inner = activate(up)
+            inner = ACTIVATIONS[c.activation](up)
         return dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))(inner)
+
+
+def gated_activation(c: TransformerConfig, gate: Array, up: Array) -> Array:
+    """Returns act(gate) * up; with a limit (up + 1) * gate * sigmoid(slope * gate), both clamped.
+
+    gpt-oss (OpenAI 2025, arXiv 2508.10925) has the second.
+    """
+    if c.gate_limit is None:
+        return ACTIVATIONS[c.activation](gate) * up
+    gate = jnp.minimum(gate, c.gate_limit)
+    up = jnp.clip(up, -c.gate_limit, c.gate_limit)
+    return (up + 1) * gate * jax.nn.sigmoid(c.gate_slope * gate)

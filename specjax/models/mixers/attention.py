@@ -16,7 +16,7 @@ from specjax._internal.platforms import on_cpu
 from specjax.caches import Memory
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import Mixer, TransformerConfig
-from specjax.models.layers import Dense, Norm, residual_scale, unit_rms
+from specjax.models.layers import Dense, Norm, named_param, residual_scale, unit_rms
 from specjax.models.rope import rotate
 
 Rotations = tuple[Array, ...] | None
@@ -119,12 +119,14 @@ class Attention(nn.Module):
             keys, values = prepared("k", k, s.num_kv_heads).swapaxes(1, 2), v.swapaxes(1, 2)
             if memory is not None:
                 keys, values = memory.stage(keys, values)
+        scaling, sinks = (c.query_scale, c.attention_softcap), None
+        if c.sinks:
+            init = nn.initializers.normal(c.init_scale)
+            sinks = named_param(self, "sinks", init, ("heads",), (c.num_heads,))
         if visible is None:
-            mixed = causal_attend(
-                query, keys, values, c.query_scale, c.attention_softcap, self.window
-            )
+            mixed = causal_attend(query, keys, values, *scaling, self.window, sinks)
         else:
-            mixed = self.attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
+            mixed = self.attend(query, keys, values, visible, *scaling, sinks)
         if c.output_gate:
             wide = c.num_heads * s.head_dim
             gate = self.dense(wide, ("embed", "heads"), c.qkv_bias, c.init_scale, name="gate")(x)
