@@ -226,7 +226,7 @@ class Transformer(nn.Module):
             kind: _visible(kind[1], positions, memory, mask)
             for kind, memory in dict(zip(kinds, memories, strict=True)).items()
         }
-        written: dict[int, _Written] = {}
+        written: dict[int, Any] = {}
         streams = [x]
         block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
