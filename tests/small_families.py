@@ -17,7 +17,9 @@ import dense_families
 import expert_families
 import folders
 import gemma4_families
+import latent_families
 import numpy as np
+import recurrent_families
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 VOCAB, LENGTH = 40, 200
@@ -122,6 +124,8 @@ _LATER = {
     "delta": delta_families.cases(SIZES),
     "experts": expert_families.cases(SIZES, original=64),
     "gemma4": gemma4_families.cases(SIZES),
+    "recurrent": recurrent_families.cases(SIZES),
+    "latent": latent_families.cases(SIZES, original=64),
 }
 """Name of a group -> family -> name of a case -> configuration."""
 

@@ -6,7 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
-    from specjax.caches.hybrid import HybridCache
+    from specjax.caches.hybrid import Both, HybridCache, Written
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
     from specjax.caches.layer_state import LayerState, Staged, advanced
     from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
@@ -18,6 +18,7 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "CHUNK",
     "SPARE_SLOTS",
+    "Both",
     "BranchCache",
     "HybridCache",
     "KVCache",
@@ -26,6 +27,7 @@ __all__ = [
     "RecurrentCache",
     "Staged",
     "WindowedCache",
+    "Written",
     "advanced",
     "empty_cache",
     "in_chunks",

@@ -45,7 +45,7 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
             )
         settle(
             (
-                any(config.slots_of(i) is None for i in range(config.num_layers)),
+                any(config.has_state(i) for i in range(config.num_layers)),
                 "an early exit shares the target's cache of keys and values, and this target has "
                 "layers with a recurrent state: use another proposer",
             )

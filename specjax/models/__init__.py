@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specjax.models.feed_forward import MLP
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
-    from specjax.models.mixers import Attention
+    from specjax.models.mixers import Attention, Latent, LatentAttention
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
         Int8,
@@ -70,6 +70,8 @@ __all__ = [
     "Head",
     "Int8",
     "LanguageModel",
+    "Latent",
+    "LatentAttention",
     "Layer",
     "LinenModel",
     "Mixer",

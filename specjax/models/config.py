@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from specjax.caches import LayerState
 
+BRANCHES = ("both", "mixer", "mlp")
+"""The branches of a layer: a mixer and then a feed-forward part, or one of the two."""
+
 NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel", "shared")
 """The orders of the norm and the two branches f of a layer (attention, then MLP):
 
@@ -52,14 +55,14 @@ _CHOICES = {
     "norm": ("rms", "layer", "centred"),
     "norm_order": NORM_ORDERS,
     "qk_norm": (None, "head", "heads", "whole"),
-    "activation": ("silu", "relu", "gelu", "gelu_tanh"),
+    "activation": ("silu", "relu", "relu2", "gelu", "gelu_tanh"),
 }
 _FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
           "qk_norm_last", "value_norm", "sinks", "gated", "mlp_bias", "wide_sharing", "layer_scale",
           "normalise_experts", "expert_bias", "shared_gate", "experts_beside")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
-    **dict.fromkeys(("branch_scale", "logit_scale"), "(0, 3.4e38]"),
+    **dict.fromkeys(("branch_scale", "logit_scale", "gate_scale", "down_scale"), "(0, 3.4e38]"),
     "norm_offset": "[-3.4e38, 3.4e38]",
 }
 """Fields that are numbers which float32 holds, and the interval of each."""
@@ -70,6 +73,23 @@ _POSITIVE = ("logit_softcap", "query_scale", "attention_softcap", "gate_limit") 
 def _is_window(value: object) -> bool:
     plain = number(value)
     return value is None or (isinstance(plain, int) and 1 <= plain < 2**31)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """Attention that reads the same norm as a layer's mixer; the outputs of the two are added.
+
+    It is attention as the configuration's fields say.
+    """
+
+    input_scale: float = 1.0
+    key_scale: float = 1.0
+    output_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError with the field, its value and the allowed values."""
+        for name, value in vars(self).items():
+            real(name, value, "[-3.4e38, 3.4e38]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +106,10 @@ class Mixer(abc.ABC):
         """
         return None
 
+    def attention(self) -> Beside | None:
+        """Returns the attention beside this mixer; None: there is none."""
+        return None
+
     @abc.abstractmethod
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         """Returns the state before the first token of `batch` rows, if `slots` is None."""
@@ -96,6 +120,10 @@ class Mixer(abc.ABC):
 
     def rotated(self) -> int | None:
         """Returns the size of the heads that a rope turns; None: the configuration's `head_dim`."""
+        return None
+
+    def kv_heads(self) -> int | None:
+        """Returns the number of key heads that devices share out; None: that of attention."""
         return None
 
     def shares(self) -> bool:
@@ -110,6 +138,8 @@ _PER_LAYER = {
     "ropes": (lambda value: isinstance(value, Rope | None), "a Rope or None"),
     "windows": (_is_window, "a whole number of at least 1, or None"),
     "sparse": (lambda value: isinstance(value, bool), "True or False"),
+    "norm_orders": (lambda value: value in NORM_ORDERS, " or ".join(map(repr, NORM_ORDERS))),
+    "branches": (lambda value: value in BRANCHES, " or ".join(map(repr, BRANCHES))),
     "mixers": (lambda value: isinstance(value, Mixer | None), "a Mixer or None"),
 }
 """Fields with an entry for each layer: whether a value is one, and the entries in words."""
@@ -148,6 +178,8 @@ class TransformerConfig:
     norm_offset: float = 0.0  # the factor is offset + weight
     norm_eps: float = 1e-5
     norm_order: str = "pre"
+    norm_orders: tuple[str, ...] = ()  # by layer, instead of `norm_order`
+    branches: tuple[str, ...] = ()  # by layer, of `BRANCHES`; without it each layer has both
     branch_scale: float = 1.0  # of what attention and MLP add to the residual stream
     final_norm: bool = True
     # Attention
@@ -170,6 +202,8 @@ class TransformerConfig:
     gated: bool = True
     mlp_bias: bool = False
     wide_sharing: bool = False  # MLPs of layers that share keys have twice `mlp_size`
+    gate_scale: float = 1.0  # of the gate, before its activation function
+    down_scale: float = 1.0  # of the output
     # Gate and up are clamped: (up + 1) * gate * sigmoid(gate_slope * gate).  None: act(gate) * up
     gate_limit: float | None = None
     gate_slope: float = 1.702
@@ -219,6 +253,14 @@ class TransformerConfig:
             *(
                 (entries not in (0, layers), f"{name} has {entries} entries for {layers} layers")
                 for name, entries in counts.items()
+            ),
+        )
+        alone = [i for i in range(layers) if self.branch_of(i) != "both"]
+        settle(
+            (
+                any(self.norm_order_of(i) not in ("pre", "post", "sandwich") for i in alone),
+                "a layer with one branch has norms before or after it: its norm order must be "
+                "'pre', 'post' or 'sandwich'",
             ),
         )
         for rope, size in {(self.rope_of(i), self.rotated_of(i)) for i in range(layers)}:
@@ -313,10 +355,38 @@ class TransformerConfig:
         """Returns the mixer of a layer, counted from 0; None if it is attention."""
         return self.mixers[layer] if self.mixers else None
 
+    def norm_order_of(self, layer: int) -> str:
+        """Returns the order of the norms and branches of a layer, counted from 0."""
+        return self.norm_orders[layer] if self.norm_orders else self.norm_order
+
+    def branch_of(self, layer: int) -> str:
+        """Returns which of `BRANCHES` a layer has."""
+        return self.branches[layer] if self.branches else "both"
+
+    def attends(self, layer: int) -> bool:
+        """Returns whether a layer has attention as the fields of this configuration say."""
+        if self.branch_of(layer) == "mlp":
+            return False
+        mixer = self.mixer_of(layer)
+        return mixer is None or mixer.attention() is not None
+
+    def beside(self, layer: int) -> bool:
+        """Returns whether a layer has this attention beside a mixer with a state."""
+        return self.attends(layer) and self.mixer_of(layer) is not None
+
     def slots_of(self, layer: int) -> tuple[int, int, int] | None:
         """Returns what `Mixer.slots` does; for attention the sizes of this configuration."""
+        if self.attends(layer):
+            return self.num_kv_heads, self.head_dim, self.head_dim
         mixer = self.mixer_of(layer)
-        return (self.num_kv_heads, self.head_dim, self.head_dim) if mixer is None else mixer.slots()
+        return None if mixer is None else mixer.slots()
+
+    def has_state(self, layer: int) -> bool:
+        """Returns whether the cache of a layer is a state, or has one beside its slots."""
+        mixer = self.mixer_of(layer)
+        if mixer is not None and mixer.slots() is None:
+            return True
+        return self.branch_of(layer) == "mlp"
 
     def owner_of(self, layer: int) -> int:
         """Returns the layer whose keys and values, or state, a layer reads: itself by default.
@@ -345,8 +415,7 @@ class TransformerConfig:
     @property
     def common_kv_heads(self) -> int:
         """Returns the greatest number of parts into which every layer's key heads can be split."""
-        slots = map(self.slots_of, range(self.num_layers))
-        return math.gcd(self.num_kv_heads, *(sizes[0] for sizes in slots if sizes))
+        return math.gcd(self.num_kv_heads, *(m.kv_heads() or 0 for m in self.mixers if m))
 
     def mlp_size_of(self, layer: int) -> int:
         """Returns the size of a layer's MLP."""

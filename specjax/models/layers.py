@@ -19,9 +19,15 @@ from specjax.models.products import dot_general
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,
     "relu": nn.relu,
+    "relu2": lambda x: jnp.square(nn.relu(x)),  # So et al. 2021, arXiv 2109.08668
     "gelu": functools.partial(nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(nn.gelu, approximate=True),
 }
+
+
+def scaled(x: Array, factor: float) -> Array:
+    """Returns x times a number, in the dtype of x; a factor of 1 adds no operation."""
+    return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
 
 
 def named_param(
@@ -92,23 +98,26 @@ class Norm(nn.Module):
       kind: a norm of `TransformerConfig`, by default `config.norm`.
       axis: the name of the last axis, over which the norm is taken; or the names of the last axes,
         if the weights differ along more than one.
+      eps: is added to the mean square, by default `config.norm_eps`.
     """
 
     config: TransformerConfig
     kind: str | None = None
     axis: str | tuple[str, ...] = "embed"
+    eps: float | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, kind = self.config, self.kind or self.config.norm
         axes = (self.axis,) if isinstance(self.axis, str) else self.axis
         shape = x.shape[-len(axes) :]
+        eps = c.norm_eps if self.eps is None else self.eps
         init = nn.initializers.constant(1.0 - c.norm_offset)
         weight = named_param(self, "weight", init, axes, shape)
         y = x.astype(jnp.float32)
         if kind != "rms":
             y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = unit_rms(y, c.norm_eps)
+        y = unit_rms(y, eps)
         if kind == "layer":
             bias = named_param(self, "bias", nn.initializers.zeros_init(), axes, shape)
             return (y * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)

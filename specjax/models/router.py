@@ -38,9 +38,11 @@ class Router:
     # (Wang et al. 2024, arXiv 2408.15664).
     corrected: bool = False
     # Experts are cut into groups, and only those of `kept_groups` groups may be chosen.  The score
-    # of a group is the sum of its two best (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    # of a group is the sum of its `group_best` best, which are one in DeepSeek-V2 and two in
+    # DeepSeek-V3 (arXiv 2412.19437, section 2.1.2).
     groups: int = 1
     kept_groups: int = 1
+    group_best: int = 2
     scale: float = 1.0  # of the weights, after they are divided by their sum
     bias: bool = False  # of the logits
     on_input: bool = False  # the weight multiplies the input of an expert instead of its output
@@ -59,6 +61,7 @@ class Router:
         whole("groups", self.groups, 1, 2**14, "a whole number in [1, 16384]")
         most = f"a whole number in [1, {self.groups}], the number of groups"
         whole("kept_groups", self.kept_groups, 1, self.groups, most)
+        whole("group_best", self.group_best, 1, 2**14, "a whole number in [1, 16384]")
         real("scale", self.scale, "(0, 3.4e38]")
         real("jitter", self.jitter, "[0, 1]")
         direct = self.of_chosen or self.scores == "sparsemixer"
@@ -75,9 +78,9 @@ class Router:
         size, rest = divmod(experts, self.groups)
         settle(
             (
-                self.groups > 1 and (rest or size < 2),
-                f"{experts} experts cannot be cut into {self.groups} groups of at least two; "
-                "groups must divide num_experts",
+                self.groups > 1 and (rest or size < self.group_best),
+                f"{experts} experts cannot be cut into {self.groups} groups of at least "
+                f"{self.group_best}; groups must divide num_experts",
             ),
             (
                 self.groups > 1 and per_token > size * self.kept_groups,
@@ -122,7 +125,7 @@ def route(
         scores = _scores(router.scores, logits)
         wanted = scores if correction is None else scores + correction.astype(jnp.float32)
         if router.groups > 1:
-            wanted = _in_best_groups(wanted, router.groups, router.kept_groups)
+            wanted = _in_best_groups(wanted, router)
         _, experts = jax.lax.top_k(wanted, count)
         weights = jnp.take_along_axis(scores, experts, axis=-1)
     if normalise:
@@ -139,12 +142,12 @@ def _scores(kind: str, logits: Array) -> Array:
     return jax.nn.sigmoid(logits) if kind == "sigmoid" else jnp.sqrt(jax.nn.softplus(logits))
 
 
-def _in_best_groups(wanted: Array, groups: int, kept: int) -> Array:
+def _in_best_groups(wanted: Array, router: Router) -> Array:
     """Returns the scores [T, E], with -inf for experts outside of the best groups of a token."""
-    parts = wanted.reshape(len(wanted), groups, -1)
-    of_group = jax.lax.top_k(parts, 2)[0].sum(-1)
-    _, best = jax.lax.top_k(of_group, kept)
-    inside = jax.nn.one_hot(best, groups, dtype=bool).any(1)
+    parts = wanted.reshape(len(wanted), router.groups, -1)
+    of_group = jax.lax.top_k(parts, router.group_best)[0].sum(-1)
+    _, best = jax.lax.top_k(of_group, router.kept_groups)
+    inside = jax.nn.one_hot(best, router.groups, dtype=bool).any(1)
     return jnp.where(inside[..., None], parts, -jnp.inf).reshape(wanted.shape)
 
 

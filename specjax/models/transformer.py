@@ -17,25 +17,34 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax.caches import HybridCache, KVCache, LayerState, Memory, WindowedCache
+from specjax.caches import (
+    Both,
+    HybridCache,
+    KVCache,
+    LayerState,
+    Memory,
+    Staged,
+    WindowedCache,
+    Written,
+)
 from specjax.models.attention import attend, cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.feed_forward import MLP, Experts
-from specjax.models.layers import Dense, Norm, look_up, named_param
+from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
 from specjax.models.mixers import MIXERS, Attention, AttentionSizes, Rotations
 from specjax.models.per_layer import Embedded, PerLayerInput
 from specjax.models.products import dot_general
 from specjax.types import ModelOutput
 
-_Slots = Memory | tuple[Array, Array] | None  # the keys and values of the owner, or a cache
-_Memory = KVCache | LayerState | None  # the cache of one layer
-_Written = tuple[Array, Array] | LayerState  # what a mixer returns of it
+_Slots = Memory | tuple[Array, Array] | None
+_Memory = _Slots | LayerState | Both  # the cache of one layer, or what its owner has of it
+_Visible = Array | tuple[Array | None, Array | None] | None
 
 
 class Layer(nn.Module):
-    """A mixer, then a feed-forward part, each added to the residual stream.
+    """A mixer, then a feed-forward part, each added to the residual stream; or one of the two.
 
-    `config.norm_order` says where the norms are.
+    The configuration says where the norms are.
     """
 
     config: TransformerConfig
@@ -48,17 +57,18 @@ class Layer(nn.Module):
         self,
         x: Array,
         rotations: Rotations,
-        memory: _Slots | LayerState,
-        visible: Array | None,
+        memory: _Memory,
+        visible: _Visible,
         embedded: Embedded | None = None,
-    ) -> tuple[Array, _Written]:
+    ) -> tuple[Array, Written]:
         """Returns the stream [B, N, E] after the layer, and the layer's cache; as its mixer does.
 
         Args:
           x: [B, N, E].
           rotations, memory: as for `models.mixers.attention.Attention`.
           visible: as there.  For a mixer with a state it is [B or 1, N, N] and has the ancestors of
-            each token among the N, itself included.
+            each token among the N, itself included.  For a mixer beside attention it is a pair:
+            that of attention, and the ancestors.
           embedded: of the tokens, if the layer has a table of its own.
         """
         x, written = self._branches(x, rotations, memory, visible)
@@ -70,49 +80,69 @@ class Layer(nn.Module):
         return x, written
 
     def _branches(
-        self,
-        x: Array,
-        rotations: Rotations,
-        memory: _Slots | LayerState,
-        visible: Array | None,
-    ) -> tuple[Array, _Written]:
-        """Adds the two branches to the stream."""
-        c = self.config
+        self, x: Array, rotations: Rotations, memory: _Memory, visible: _Visible
+    ) -> tuple[Array, Written]:
+        """Adds the branches of the layer to the stream."""
+        c, order = self.config, self.config.norm_order_of(self.index)
 
         def norm(name: str, y: Array) -> Array:
             return Norm(c, name=name)(y)
 
         def branch(y: Array) -> Array:
-            return y if c.branch_scale == 1.0 else y * jnp.asarray(c.branch_scale, y.dtype)
+            return scaled(y, c.branch_scale)
 
-        before = c.norm_order not in ("post", "after")
-        after = c.norm_order in ("post", "sandwich")
-        normed = norm("attention_norm", x) if before else x
-        mixer = c.mixer_of(self.index)
-        if mixer is None or isinstance(mixer, AttentionSizes):
-            window = c.window_of(self.index)
-            attention = Attention(c, window, self.dense, self.attend, mixer, name="attention")
-            mixed, written = attention(normed, rotations, cast(_Slots, memory), visible)
+        before = order not in ("post", "after")
+        after = order in ("post", "sandwich")
+        alone = c.branch_of(self.index)
+        if alone == "mlp":
+            normed, mixed = x, None
+            state = LayerState(()) if memory is None else cast(LayerState, memory)
+            written = state.stage(Staged(()))
         else:
-            other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
-            mixed, written = other(normed, rotations, memory, visible)
-        sparse, alone = c.is_sparse(self.index), self.attend is cpu_attend
+            normed = norm("attention_norm", x) if before else x
+            mixed, written = self._mix(normed, rotations, memory, visible)
+        if mixed is not None and order not in ("parallel", "shared"):
+            x = x + branch(norm("attention_post_norm", mixed) if after else mixed)
+            x = norm("attention_post_norm", x) if order == "after" else x
+        if alone == "mixer":
+            return x, written
+        sparse, single = c.is_sparse(self.index), self.attend is cpu_attend
         if sparse and not c.experts_beside:
-            mlp = Experts(c, self.dense, alone, name="mlp")
+            mlp = Experts(c, self.dense, single, name="mlp")
         else:
             mlp = MLP(c, self.dense, c.mlp_size_of(self.index), name="mlp")
-        if c.norm_order in ("parallel", "shared"):
-            read = normed if c.norm_order == "shared" else norm("mlp_norm", x)
+        if mixed is not None and order in ("parallel", "shared"):
+            read = normed if order == "shared" else norm("mlp_norm", x)
             return x + branch(mixed) + branch(mlp(read)), written
-        x = x + branch(norm("attention_post_norm", mixed) if after else mixed)
-        x = norm("attention_post_norm", x) if c.norm_order == "after" else x
         added = mlp(norm("mlp_norm", x) if before else x)
         if sparse and c.experts_beside:
-            experts = Experts(c, self.dense, alone, name="experts")
+            experts = Experts(c, self.dense, single, name="experts")
             chosen = norm("experts_post_norm", experts(norm("experts_norm", x), x))
             added = norm("mlp_own_norm", added) + chosen
         x = x + branch(norm("mlp_post_norm", added) if after else added)
-        return norm("mlp_post_norm", x) if c.norm_order == "after" else x, written
+        return norm("mlp_post_norm", x) if order == "after" else x, written
+
+    def _mix(
+        self, x: Array, rotations: Rotations, memory: _Memory, visible: _Visible
+    ) -> tuple[Array, Written]:
+        c, mixer = self.config, self.config.mixer_of(self.index)
+
+        attention = functools.partial(
+            Attention, c, c.window_of(self.index), self.dense, self.attend, name="attention"
+        )
+        if mixer is None or isinstance(mixer, AttentionSizes):
+            slots = cast(_Slots, memory)
+            return attention(sizes=mixer)(x, rotations, slots, cast(Array | None, visible))
+        beside, other = mixer.attention(), MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
+        if beside is None:
+            return other(x, rotations, memory, visible)
+        slots, state = (None, None) if memory is None else cast(Both, memory)
+        seen, ancestors = cast(tuple[Array | None, Array | None], visible)
+        mixed, state = other(x, rotations, state, ancestors)
+        attended, pair = attention(key_scale=beside.key_scale)(
+            scaled(x, beside.input_scale), rotations, cast(Memory | None, slots), seen
+        )
+        return mixed + scaled(attended, beside.output_scale), Both(pair, state)
 
 
 class Transformer(nn.Module):
@@ -157,18 +187,23 @@ class Transformer(nn.Module):
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache | HybridCache:
         """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
         c = self.config
-        slots = {i: c.slots_of(i) for i in c.owners}
-        windows = tuple(c.window_of(i) for i in slots if slots[i]) if c.windows else ()
+        every = c.owners
+        slots = {i: c.slots_of(i) for i in every}
+        windows = tuple(c.window_of(i) for i in every if slots[i]) if c.windows else ()
         form = WindowedCache if windows else KVCache
         cache = form.of([sizes for sizes in slots.values() if sizes], batch, size, dtype)
-        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend and not c.sinks)
+        # The kernel reads the caches of attention, and not of latent attention.
+        sized = {i for i in every if isinstance(c.mixer_of(i), AttentionSizes)}
+        plain = not c.sinks and all(c.attends(i) or i in sized for i in every if slots[i])
+        cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
-        if all(slots.values()):
+        recurrent = tuple(c.has_state(i) for i in every)
+        if not any(recurrent):
             return cache
-        others = (c.mixer_of(i) for i in slots if not slots[i])
-        states = tuple(mixer.state(batch, dtype) for mixer in others if mixer)
-        return HybridCache(cache, states, tuple(not sizes for sizes in slots.values()))
+        mixers = (c.mixer_of(i) for i in every if c.has_state(i))
+        states = (LayerState(()) if m is None else m.state(batch, dtype) for m in mixers)
+        return HybridCache(cache, tuple(states), recurrent, tuple(map(bool, slots.values())))
 
     @nn.compact
     def __call__(
@@ -221,9 +256,9 @@ class Transformer(nn.Module):
         leaves = {layer: leaf for leaf, layer in enumerate(c.owners)}
         owners = [c.owner_of(i) for i in range(c.num_layers)]
         memories = [None if cache is None else cache.layer(leaves[owner]) for owner in owners]
-        kinds = [(type(m), c.window_of(i)) for i, m in enumerate(memories)]
+        kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
         visible = {
-            kind: _visible(kind[1], positions, memory, mask)
+            kind: _visible(kind[1], positions, memory, mask, kind[2])
             for kind, memory in dict(zip(kinds, memories, strict=True)).items()
         }
         written: dict[int, Any] = {}
@@ -257,16 +292,25 @@ class Transformer(nn.Module):
 
 
 def _visible(
-    window: int | None, positions: Array, memory: _Memory, mask: Array | None
-) -> Array | None:
+    window: int | None,
+    positions: Array,
+    memory: _Memory,
+    mask: Array | None,
+    both: bool = False,
+) -> _Visible:
     """Returns [B, N, S] bool: the slots (without a cache: tokens) that each token attends to.
 
-    None means plain causal attention.  A layer with a state has no slots, and reads `mask`.
+    None means plain causal attention.  A layer with a state has no slots, and reads `mask`.  A
+    layer with both gets a pair of the two.
     """
+    if both:
+        slots = None if memory is None else cast(Both, memory).slots
+        seen = _visible(window, positions, cast(Memory | None, slots), mask)
+        return cast(Array | None, seen), mask
     if isinstance(memory, LayerState):
         return mask
     if memory is not None:
-        return memory.visible(positions, mask, window)
+        return cast(KVCache, memory).visible(positions, mask, window)
     if mask is None or window is None:
         return mask
     return mask & (positions[:, :, None] - positions[:, None] < window)

@@ -35,7 +35,12 @@ def test_logits_and_features(case):
 
 
 @pytest.mark.parametrize(
-    "case", [case for group in ("dense", "gemma4") for case in small_families.GROUPS[group]]
+    "case",
+    [
+        case
+        for group in ("dense", "gemma4", "latent", "recurrent")
+        for case in small_families.GROUPS[group]
+    ],
 )
 def test_a_text_in_pieces(case):
     """A text that is read in chunks, and then token by token, has the logits of one pass."""
@@ -56,6 +61,13 @@ def test_a_text_in_pieces(case):
         parts.append(np.asarray(part))
     found = np.concatenate(parts)[places]
     np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5 * np.abs(logits).max())
+
+
+@pytest.mark.parametrize("case", small_families.GROUPS["recurrent"])
+def test_trees_of_a_model_with_a_state(case):
+    """After accepted and rejected chains and branches of trees a state is that of plain reading."""
+    loaded = specjax.load(small_families.folder(case))
+    specjax.models.check_model(loaded.model, loaded.params, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("case", small_families.CONFIGS)

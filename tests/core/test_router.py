@@ -125,8 +125,8 @@ def test_a_router_checks_itself(fields: dict[str, Any], message: str):
 @pytest.mark.parametrize(
     ("router", "message"),
     [
-        (Router(groups=5), "12 experts cannot be cut into 5 groups of at least two"),
-        (Router(groups=12), "12 experts cannot be cut into 12 groups of at least two"),
+        (Router(groups=5), "12 experts cannot be cut into 5 groups of at least 2"),
+        (Router(groups=12), "12 experts cannot be cut into 12 groups of at least 2"),
         (Router(groups=6, kept_groups=1), "experts_per_token=4, but the 1 groups that are kept"),
         (Router("sparsemixer"), "experts_per_token=4; a sparsemixer chooses 2"),
         ("softmax", "router='softmax'"),

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import specjax
 from specjax.models import LinenModel, Rope, Router
-from specjax.models.mixers import AttentionSizes, GatedDelta
+from specjax.models.mixers import AttentionSizes, GatedDelta, Latent
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
 
@@ -26,6 +26,11 @@ _WHOLE = {"num_kv_heads": 2, "norm": "layer", "gated": False, "qkv_bias": True, 
           "mlp_bias": True}  # fmt: skip
 _LEARNED = {**_WHOLE, "rope": None, "position_offset": 0, "tied_embeddings": True}
 _EXPERTS = {"num_experts": 2, "experts_per_token": 1, "expert_size": 12}
+_LATENT = {
+    **_EXPERTS, "num_kv_heads": 2, "interleaved": True, "num_experts": 4, "shared_size": 12,
+    "mixers": (Latent(kv_rank=6, nope_dim=3, rope_dim=4, value_dim=5, q_rank=6),),
+}  # fmt: skip
+_SIGMOID = {**_LATENT, "router": Router("sigmoid", corrected=True, groups=2, scale=2.0)}
 _LATER = {"norm_order": "sandwich", "norm_offset": 1.0, "embedding_scale": 8**0.5,
           "tied_embeddings": True, "query_scale": 1 / 16, "activation": "gelu_tanh",
           "windows": (16,)}  # fmt: skip
@@ -73,6 +78,13 @@ _CHANGES: dict[str, dict[str, object]] = {
                    "activation": "gelu_tanh"},
     "stablelm": {"norm": "layer", "norm_order": "shared", "qk_norm": "heads",
                  "rope": Rope(fraction=0.5)},
+    "deepseek_v2": {**_LATENT, "normalise_experts": False},
+    "deepseek_v3": _SIGMOID,
+    "kimi_k2": _SIGMOID,
+    "glm4_moe_lite": _SIGMOID,
+    "mistral4": {
+        **_LATENT, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)
+    },
     "qwen2_moe": {**_EXPERTS, "qkv_bias": True, "shared_size": 6, "shared_gate": True},
     "glm4_moe": {**_EXPERTS, "rope": Rope(fraction=0.5), "shared_size": 12,
                  "router": Router("sigmoid", corrected=True, scale=1.5)},

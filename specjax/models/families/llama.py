@@ -133,12 +133,16 @@ def llama_tensors(
         rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
     for i in range(c.num_layers):
         theirs, ours = f"model.layers.{i}", f"layer_{i}"
-        for name, there in _NORMS[c.norm_order].items():
-            rows += norm(f"{theirs}.{names.get(name, there)}", (ours, name))
+        branch = c.branch_of(i)
+        for name, there in _NORMS[c.norm_order_of(i)].items():
+            if branch in ("both", "mlp" if name.startswith("mlp") else "mixer"):
+                rows += norm(f"{theirs}.{names.get(name, there)}", (ours, name))
         if mixers is not None and c.mixer_of(i) is not None:
             rows += mixers(c, i)
-        else:
+        if c.attends(i):
             rows += attention_tensors(c, f"{theirs}.self_attn", (ours, "attention"), names)
+        if branch == "mixer":
+            continue
         if not c.is_sparse(i):
             for part in ("gate", "up", "down") if c.gated else ("up", "down"):
                 there = f"{theirs}.mlp.{names.get(part, f'{part}_proj')}"

@@ -177,7 +177,8 @@ def write_rope(rope: Rope) -> Config:
 
 def write_positions(c: TransformerConfig) -> Config:
     """Returns the fields of `write_rope`, and the context as `read_context` reads it."""
-    assert c.rope is not None
+    if c.rope is None:
+        return {"max_position_embeddings": c.max_positions}
     fields, most = write_rope(c.rope), c.max_positions
     if c.rope.kind == "linear":
         before = max(1, round(most / c.rope.factor))

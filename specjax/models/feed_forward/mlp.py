@@ -10,7 +10,7 @@ from flax import linen as nn
 from jax import Array
 
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import ACTIVATIONS, Dense, residual_scale
+from specjax.models.layers import ACTIVATIONS, Dense, residual_scale, scaled
 
 
 class MLP(nn.Module):
@@ -33,10 +33,12 @@ class MLP(nn.Module):
 
         up = dense("up", size, ("embed", "mlp"), c.init_scale)(x)
         if c.gated:
-            inner = gated_activation(c, dense("gate", size, ("embed", "mlp"), c.init_scale)(x), up)
+            gate = dense("gate", size, ("embed", "mlp"), c.init_scale)(x)
+            inner = gated_activation(c, scaled(gate, c.gate_scale), up)
         else:
             inner = ACTIVATIONS[c.activation](up)
-        return dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))(inner)
+        down = dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))
+        return scaled(down(inner), c.down_scale)
 
 
 def gated_activation(c: TransformerConfig, gate: Array, up: Array) -> Array:

@@ -6,6 +6,15 @@ tokens staged.  Its record, a `Mixer` in `TransformerConfig.mixers`, has its siz
 
 from specjax.models.mixers.attention import Attention, AttentionSizes, Rotations
 from specjax.models.mixers.gated_delta import GatedDelta
+from specjax.models.mixers.latent import Latent, LatentAttention
 from specjax.models.mixers.table import MIXERS
 
-__all__ = ["MIXERS", "Attention", "AttentionSizes", "GatedDelta", "Rotations"]
+__all__ = [
+    "MIXERS",
+    "Attention",
+    "AttentionSizes",
+    "GatedDelta",
+    "Latent",
+    "LatentAttention",
+    "Rotations",
+]

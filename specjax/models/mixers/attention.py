@@ -16,7 +16,7 @@ from specjax._internal.platforms import on_cpu
 from specjax.caches import Memory
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import Mixer, TransformerConfig
-from specjax.models.layers import Dense, Norm, named_param, residual_scale, unit_rms
+from specjax.models.layers import Dense, Norm, named_param, residual_scale, scaled, unit_rms
 from specjax.models.rope import rotate
 
 Rotations = tuple[Array, ...] | None
@@ -44,6 +44,9 @@ class AttentionSizes(Mixer):
     def state(self, batch: int, dtype: DTypeLike) -> NoReturn:
         raise TypeError("attention keeps slots for its tokens, and no state")
 
+    def kv_heads(self) -> int:
+        return self.num_kv_heads
+
     def rotated(self) -> int:
         return self.head_dim
 
@@ -59,6 +62,7 @@ class Attention(nn.Module):
     dense: Callable[..., Dense]
     attend: Callable[..., Array] = attend
     sizes: AttentionSizes | None = None  # None: those of `config`
+    key_scale: float = 1.0
 
     @nn.compact
     def __call__(
@@ -116,7 +120,8 @@ class Attention(nn.Module):
             v = v.reshape(batch, width, s.num_kv_heads, s.head_dim)
             if c.value_norm:
                 v = unit_rms(v, c.norm_eps).astype(v.dtype)
-            keys, values = prepared("k", k, s.num_kv_heads).swapaxes(1, 2), v.swapaxes(1, 2)
+            k = scaled(prepared("k", k, s.num_kv_heads), self.key_scale)
+            keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
             if memory is not None:
                 keys, values = memory.stage(keys, values)
         scaling, sinks = (c.query_scale, c.attention_softcap), None

@@ -95,7 +95,7 @@ class GatedDeltaNet(nn.Module):
             kernel = named_param(self, f"conv_{name}", init, ("conv", "states"), shape)
             mixed.append(nn.silu(convolve(new, columns, kernel, visible)))
         query, key = (
-            _unit(y.reshape(*y.shape[:2], m.key_heads, m.key_dim).astype(jnp.float32))
+            unit(y.reshape(*y.shape[:2], m.key_heads, m.key_dim).astype(jnp.float32))
             for y in mixed[:2]
         )
         value = mixed[2].reshape(*x.shape[:2], m.value_heads, m.value_dim)
@@ -118,6 +118,6 @@ class GatedDeltaNet(nn.Module):
         return down(out), staged
 
 
-def _unit(x: Array) -> Array:
+def unit(x: Array) -> Array:
     """Divides the last axis by its norm."""
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + _SMALL)
