@@ -62,6 +62,12 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
         config = self.target.module.config.truncated(self.exit_layer)
         return dataclasses.replace(self.target, module=self.target.module.clone(config=config))
 
+    @property
+    def _num_leaves(self) -> int:
+        """The keys and values in the cache that the first layers have for themselves."""
+        assert isinstance(self.target, LinenModel)
+        return len(self.target.module.config.truncated(self.exit_layer).owners)
+
     def bind(self, target: Loaded, draft: Loaded | None) -> Weights:
         if self.target != target.model:
             raise ValueError(
@@ -79,7 +85,7 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
         self, params: Weights, state: KVCache | tuple[()], context: Context
     ) -> tuple[KVCache, KVCache, Array]:
         assert isinstance(state, KVCache)  # the target's
-        layers = slice(self.exit_layer)
+        layers = slice(self._num_leaves)
         first = dataclasses.replace(state, keys=state.keys[layers], values=state.values[layers])
         return state, *self.extend(params, first, context.pending)
 
@@ -104,7 +110,7 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
         # Take the buffers of the first layers from the reading.  Take everything else from the
         # target's cache, including its length.
         keys, values = (
-            first + every[self.exit_layer :]
+            first + every[self._num_leaves :]
             for first, every in ((reading.keys, state.keys), (reading.values, state.values))
         )
         return dataclasses.replace(state, keys=keys, values=values)
