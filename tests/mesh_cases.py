@@ -24,11 +24,13 @@ from specjax.methods import (
     TranslatedSource,
 )
 from specjax.methods.medusa.network import MedusaHeads
-from specjax.models import Rope
+from specjax.models import Rope, Router
+from specjax.models.mixers import GatedDelta, Latent
 from specjax.parallel import make_mesh, replicate, shard_params
 from specjax.proposers import Shape
 from specjax.types import DecodeState, Params
 
+LATENT = Latent(kv_rank=64, nope_dim=16, rope_dim=16, value_dim=16, q_rank=64)
 VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256
 LENGTHS = np.array([5, 3, 6, 1, 8, 2, 7, 4], np.int32)
 PROMPTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, WIDTH)).astype(np.int32)
@@ -40,6 +42,16 @@ MESHES: tuple[tuple[int, ...], ...] = ((1, 8), (2, 4), (4, 2), (8, 1))
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_kv_heads": 4},
     "mixtral": {"num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_size": 256},
+    "gpt_oss": {
+        "num_kv_heads": 4, "num_experts": 8, "experts_per_token": 2, "expert_size": 128,
+        "sinks": True, "windows": (6, None), "expert_bias": True, "gate_limit": 7.0,
+        "normalise_experts": False, "router": Router(of_chosen=True, bias=True),
+    },
+    "glm4_moe": {
+        "num_kv_heads": 4, "num_experts": 8, "experts_per_token": 2, "expert_size": 128,
+        "shared_size": 128, "shared_gate": True,
+        "router": Router("sigmoid", corrected=True, groups=4, kept_groups=2),
+    },
     "gemma2": {
         "num_kv_heads": 4, "windows": (6, None), "attention_softcap": 5.0, "logit_softcap": 8.0,
         "norm_offset": 1.0, "norm_order": "sandwich", "embedding_scale": 8.0,
@@ -50,14 +62,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope": None, "position_offset": 2, "tied_embeddings": True, "norm": "layer",
         "qkv_bias": True, "out_bias": True, "activation": "relu", "gated": False, "mlp_bias": True,
     },
+    "qwen3_5": {
+        "num_kv_heads": 4, "output_gate": True, "qk_norm": "head", "norm_offset": 1.0,
+        "mixers": (GatedDelta(8, 16, 32, 32), None),
+    },
     "gpt_neox": {
         "rope": Rope(fraction=0.5), "norm": "layer", "norm_order": "parallel", "qkv_bias": True,
         "out_bias": True, "activation": "gelu", "gated": False, "mlp_bias": True,
     },
+    "deepseek_v3": {
+        "mixers": (LATENT, LATENT), "interleaved": True, "num_experts": 8, "experts_per_token": 2,
+        "expert_size": 256, "shared_size": 256, "sparse": (False, True),
+        "router": Router("sigmoid", corrected=True, groups=2, scale=1.5),
+    },
 }  # fmt: skip
 """One family per kind: grouped keys, experts, windows and soft caps, norms over all heads,
-learned positions, parallel branches. Families with fewer key heads than devices keep them whole
-on a device."""
+learned positions, parallel branches, latent attention. Families with fewer key heads than devices
+keep them whole on a device."""
 
 
 def mesh_of(data: int, model: int, kv_copies: int = 1) -> Mesh:
@@ -147,7 +168,7 @@ def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Propo
         "draft": (specjax.DraftModel(draft, VOCAB, 2), small),
         "tree": (specjax.DraftTree(draft, VOCAB, (2, 1)), small),
         "dynamic-tree": (specjax.DynamicTree(DraftSource(draft, VOCAB), 2, 2, 5), small),
-        "early-exit": (specjax.EarlyExit(target, 1, 2), weights),
+        **({} if config.mixers else {"early-exit": (specjax.EarlyExit(target, 1, 2), weights)}),
         "first-of": (
             specjax.FirstOf(specjax.NGram(2), specjax.DraftModel(draft, VOCAB, 2)),
             (None, small),
@@ -254,6 +275,8 @@ def representative() -> dict[str, Case]:
     grouped_weights = grouped.init(jax.random.key(0))
     experts = transformer(num_experts=4, experts_per_token=2, expert_size=128)
     windowed = transformer(windows=(6,))
+    latent = transformer(mixers=(LATENT,), head_dim=16)
+    latent_weights = latent.init(jax.random.key(0))
     odd = transformer(vocab_size=VOCAB + 3)
     odd_weights = odd.init(jax.random.key(0))
     heads, arrays = medusa(plain.module.config, weights)
@@ -287,6 +310,11 @@ def representative() -> dict[str, Case]:
             ((2, 4),),
             True,
             0.0,
+        ),
+        "latent attention, draft tree": Case(
+            decoder(latent, specjax.DraftTree(latent, VOCAB, (2, 1))),
+            Params(latent_weights, noisy(latent_weights)),
+            ((1, 4), (2, 4)),
         ),
         "window, ngram": Case(
             decoder(windowed, specjax.NGram(3)),

@@ -1,4 +1,4 @@
-"""A small random model of every family, of which `tests/fixtures/families.npz` has the logits.
+"""A small random model of every family, of which `tests/fixtures/families*.npz` have the logits.
 
 The weights are drawn by the name of each tensor, so that only configurations, shapes and what
 transformers computes are stored.
@@ -12,8 +12,13 @@ import pathlib
 import zlib
 from typing import Any
 
+import delta_families
+import dense_families
+import expert_families
 import folders
+import latent_families
 import numpy as np
+import recurrent_families
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 VOCAB, LENGTH = 40, 200
@@ -53,7 +58,7 @@ TWO_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
 
-CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+_FIRST: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**HEADS, "num_hidden_layers": 2}),
     "llama, biases, llama3 rope": (
         "llama",
@@ -112,6 +117,30 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {**GROUPED, "attention_bias": True}),
 }  # fmt: skip
+
+_LATER = {
+    "dense": dense_families.cases(SIZES, original=64),
+    "delta": delta_families.cases(SIZES),
+    "experts": expert_families.cases(SIZES, original=64),
+    "recurrent": recurrent_families.cases(SIZES),
+    "latent": latent_families.cases(SIZES, original=64),
+}
+"""Name of a group -> family -> name of a case -> configuration."""
+
+GROUPS = {"": _FIRST} | {
+    group: {
+        f"{family}, {case}": (family, config)
+        for family, cases in families.items()
+        for case, config in cases.items()
+    }
+    for group, families in _LATER.items()
+}
+"""Name of a group -> name of a case -> family and configuration for transformers.
+
+Each group has a pair of files of its own.
+"""
+
+CONFIGS = {case: made for group in GROUPS.values() for case, made in group.items()}
 """Name -> family and configuration for transformers."""
 
 
@@ -131,12 +160,22 @@ def tensor(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return drawn * np.float32(0.3) + np.float32(neutral)
 
 
+def files(group: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """The files of a group: of configurations and shapes, and of what was computed."""
+    name = f"families-{group}" if group else "families"
+    return FIXTURES / f"{name}.json", FIXTURES / f"{name}.npz"
+
+
 @functools.cache
 def stored() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """For each case its configuration and the shapes of its tensors, and what was computed."""
-    described = json.loads((FIXTURES / "families.json").read_text())
-    with np.load(FIXTURES / "families.npz") as file:
-        return described, dict(file)
+    described, arrays = {}, {}
+    for group in GROUPS:
+        facts, numbers = files(group)
+        described |= json.loads(facts.read_text())
+        with np.load(numbers) as file:
+            arrays |= dict(file)
+    return described, arrays
 
 
 @functools.cache

@@ -11,6 +11,20 @@ import transformers
 
 transformers.utils.logging.disable_progress_bar()
 
+THEIRS = {"kimi_k2": "deepseek_v3"}
+"""Families that transformers has under another name."""
+
+
+def auto(family: str) -> Any:
+    """The class that loads a family; Mistral 4 is listed as the text part of other models."""
+    text = transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText if family == "mistral4" else text
+
+
+def configured(family: str, **config: Any) -> transformers.PreTrainedConfig:
+    """A configuration of transformers."""
+    return transformers.AutoConfig.for_model(THEIRS.get(family, family), **config)
+
 
 def random_llama(seed: int = 0, **config: Any) -> transformers.LlamaForCausalLM:
     """The random model of `folders.random_llama`, as a model of transformers."""

@@ -6,7 +6,9 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
+    from specjax.caches.hybrid import Both, HybridCache, Written
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
+    from specjax.caches.layer_state import LayerState, Staged, advanced
     from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
     from specjax.caches.recurrent import RecurrentCache
     from specjax.caches.sliding_window import WindowedCache
@@ -16,11 +18,17 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "CHUNK",
     "SPARE_SLOTS",
+    "Both",
     "BranchCache",
+    "HybridCache",
     "KVCache",
+    "LayerState",
     "Memory",
     "RecurrentCache",
+    "Staged",
     "WindowedCache",
+    "Written",
+    "advanced",
     "empty_cache",
     "in_chunks",
     "read_prompt",

@@ -11,6 +11,7 @@ same text in one pass, so that each position of a text trains a draft.  Nothing 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import jax.numpy as jnp
@@ -69,6 +70,11 @@ class BranchCache:
         if not self.keys:
             return self
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
+
+    def with_layers(self, layers: Sequence[tuple[Array, Array]]) -> Self:
+        """Returns this cache with the keys and values of each layer, as `stage` returned them."""
+        keys, values = zip(*layers, strict=True)
+        return dataclasses.replace(self, keys=keys, values=values)
 
     def next_positions(self, width: int) -> Array:
         """Returns [B, N] the positions of the `width` tokens of the coming pass."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Self
 
 import jax
@@ -149,13 +150,21 @@ class KVCache(Cache):
         cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: DTypeLike
     ) -> Self:
         """Makes an empty cache of `layers` layers with K = `heads`, S = `size` + `SPARE_SLOTS`."""
+        return cls.of([(heads, dim, dim)] * layers, batch, size, dtype)
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[tuple[int, int, int]], batch: int, size: int, dtype: DTypeLike
+    ) -> Self:
+        """Makes an empty cache; each layer has its own K, size of a key, and size of a value."""
 
         # Zeros, not uninitialised memory: a masked slot is multiplied by 0, and 0 times NaN is NaN.
-        def leaves() -> tuple[Array, ...]:
-            shape = (batch, heads, size + SPARE_SLOTS, dim)
-            return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+        def leaves(which: int) -> tuple[Array, ...]:
+            slots = size + SPARE_SLOTS
+            shapes = ((batch, sizes[0], slots, sizes[which]) for sizes in layers)
+            return tuple(jnp.zeros(shape, dtype) for shape in shapes)
 
-        return cls(leaves(), leaves(), jnp.zeros(batch, jnp.int32))
+        return cls(leaves(1), leaves(2), jnp.zeros(batch, jnp.int32))
 
     @property
     def capacity(self) -> int:
@@ -168,6 +177,11 @@ class KVCache(Cache):
     def layer(self, index: int) -> Self:
         """Returns the cache of a single layer."""
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
+
+    def with_layers(self, layers: Sequence[tuple[Array, Array]]) -> Self:
+        """Returns this cache with the keys and values of each layer, as `stage` returned them."""
+        keys, values = zip(*layers, strict=True) if layers else ((), ())
+        return dataclasses.replace(self, keys=keys, values=values)
 
     def next_positions(self, width: int) -> Array:
         """Returns [B, N] the positions of the `width` tokens after the committed ones."""
@@ -221,8 +235,7 @@ class KVCache(Cache):
         cache = self
         if path is not None:
             kept = [self.layer(i)._keep(path) for i in range(len(self.keys))]
-            keys, values = zip(*kept, strict=True)
-            cache = dataclasses.replace(cache, keys=keys, values=values)
+            cache = self.with_layers(kept)
         return dataclasses.replace(cache, length=self.length + count)
 
     def _keep(self, path: Array) -> tuple[Array, Array]:

@@ -39,6 +39,19 @@ class Cache(abc.ABC):
         del count
         return None
 
+    def widened(self, width: int) -> Self | None:
+        """Returns this cache as if its last pass had staged `width` tokens instead of fewer.
+
+        None means that passes of different widths leave caches of different shapes.
+        """
+        del width
+        return self if self.keeps_scratch else None
+
+    def staged_as(self, shapes: Cache) -> Self:
+        """Returns this cache with zeros staged, in the shapes of `shapes`; by default unchanged."""
+        del shapes
+        return self
+
     def narrow(self, ahead: int, widest: int) -> Self:
         """Returns this empty cache with less memory if the model needs less; by default unchanged.
 

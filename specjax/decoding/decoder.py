@@ -271,9 +271,9 @@ class Decoder:
         proposal = dataclasses.replace(proposal, parent=tree.parent)
 
         reading = params.target, state, proposal, tree, draw
-        # Without scratch the shape of a cache depends on the width of the last pass.
-        narrower = self.proposer.narrower if state.cache.keeps_scratch else ()
         num_nodes = proposal.tokens.shape[1]
+        widens = state.cache.widened(num_nodes) is not None
+        narrower = self.proposer.narrower if widens else ()
         if not narrower:
             verdict, output, logits = self._read(num_nodes, state.cache, *reading)
             return Verification(verdict, tree, output, logits)
@@ -282,11 +282,11 @@ class Decoder:
         last = jnp.max(jnp.where(proposal.parent != ABSENT, jnp.arange(num_nodes), 0))
         chosen = jnp.searchsorted(jnp.array(widths), last + 1)
         read = functools.partial(self._read, widths[0])
-        verdict, output, logits = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype),
-            jax.eval_shape(lambda cache: _without_cache(read(cache, *reading)), state.cache),
-        )
-        made = verdict, dataclasses.replace(output, cache=state.cache), logits
+        shapes = jax.eval_shape(lambda cache: read(cache, *reading), state.cache)
+        bare = dataclasses.replace(shapes[1], cache=None)
+        verdict, output, logits = _zeros((shapes[0], bare, shapes[2]))
+        cache = state.cache.staged_as(shapes[1].staged)
+        made = verdict, dataclasses.replace(output, cache=cache), logits
 
         def reader(width: int) -> Callable[[_Made], _Made]:
             return lambda made: self._read(width, made[1].staged, *reading)
@@ -334,7 +334,8 @@ class Decoder:
             lambda x: jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))),
             (out.logits, out.hidden, out.features, logits),
         )
-        return verdict, ModelOutput(padded[0], padded[1], out.cache, padded[2]), padded[3]
+        cache = out.staged.widened(num_nodes)
+        return verdict, ModelOutput(padded[0], padded[1], cache, padded[2]), padded[3]
 
     def commit(
         self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
@@ -468,9 +469,8 @@ def _insert(layout: _Layout, state: DecodeState, slot: Array, row: DecodeState) 
     return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
 
 
-def _without_cache(made: _Made) -> _Made:
-    verdict, output, logits = made
-    return verdict, dataclasses.replace(output, cache=None), logits
+def _zeros(shapes: _Made) -> _Made:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _at(x: Array, index: Array) -> Array:

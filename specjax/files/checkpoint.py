@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from specjax._internal.checks import chosen, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
 from specjax._internal.platforms import default_platform
-from specjax.files.config import read_config
+from specjax.files.config import read_config, text_config
 from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
@@ -135,7 +135,7 @@ def load(
     with named(folder):
         params = read_params(
             folder,
-            FAMILIES[config.family],
+            outline.family,
             model,
             dtype,
             None if mesh is None else functools.partial(shardings, model, mesh, rules),
@@ -151,6 +151,7 @@ class Outline:
     """A model's folder without its weights; the fields are those of `LanguageModel`."""
 
     config: TransformerConfig
+    family: Family  # as it reads this folder
     tokenizer: tokenizers.Tokenizer | None
     eos: tuple[int, ...]
     name: str
@@ -175,7 +176,7 @@ def read_outline(path: str | os.PathLike[str]) -> Outline:
 
 
 def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | None) -> Outline:
-    config, _, ours = read_config(folder)
+    config, family, ours = read_config(folder)
     words = folder
     if lora is not None and (lora.folder / "tokenizer.json").exists():
         words = lora.folder
@@ -186,11 +187,11 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
     if json.loads(files[CONFIG]) != config:  # a tied flag that the weights contradict
         files[CONFIG] = _json(config)
     generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
-    eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
+    eos, defaults = _eos(folder, generation, text_config(config)), _defaults(folder, generation)
     tokenizer = find_tokenizer(words, ours.vocab_size)
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
     name = name if lora is None else f"{name} with {lora.folder.name}"
-    return Outline(ours, tokenizer, eos, name, defaults, files)
+    return Outline(ours, family, tokenizer, eos, name, defaults, files)
 
 
 def check_layers(layers: object, most: int) -> Sequence[int]:
@@ -299,8 +300,11 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
         name: json.loads(model.files[name]) if name in model.files else {}
         for name in (_GENERATION, CONFIG)
     }
-    generation, config = dict(loaded[_GENERATION]), dict(loaded[CONFIG])
-    if config.get("model_type") != ours.family or family.read_config(config) != ours:
+    before = text_config(loaded[CONFIG])
+    generation, config = dict(loaded[_GENERATION]), dict(before)
+    # A folder of several models becomes one of its text model.
+    kind = loaded[CONFIG].get("model_type")
+    if kind != ours.family or family.read_config(config) != ours:
         # By default BOS is the EOS token.  Padding is written too, because transformers
         # would otherwise add its own.
         ids["bos_token_id"] = config.get("bos_token_id", eos[0] if eos else None)
@@ -316,7 +320,7 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
     config |= {name: dtype for name in ("dtype", "torch_dtype") if name in config} or {
         "dtype": dtype
     }
-    if "bos_token_id" in ids or _eos(model.name, generation, loaded[CONFIG]) != eos:
+    if "bos_token_id" in ids or _eos(model.name, generation, before) != eos:
         config, generation = config | ids, generation | ids
     if _defaults(model.name, generation) != model.defaults:
         generation = {name: value for name, value in generation.items() if name not in OFF}

@@ -24,7 +24,7 @@ from specjax.files.folder import (
 )
 from specjax.files.headers import equal, open_tensors
 from specjax.files.tensors import rows_of
-from specjax.models import FAMILIES, Config, Family, TransformerConfig, check_fields
+from specjax.models import FAMILIES, NESTED, Config, Family, TransformerConfig, check_fields
 
 
 def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig]:
@@ -80,6 +80,11 @@ def _family(folder: pathlib.Path, config: Config) -> Family:
     kind, code = config.get("model_type"), config.get("auto_map") or {}
     refuse_quantised(folder, config.get("quantization_config"))
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if isinstance(kind, str) and kind in NESTED:
+        with named(folder / CONFIG):
+            text = NESTED[kind].text(config)
+            family = NESTED[kind].family(config, FAMILIES)
+        refuse_quantised(folder, text.get("quantization_config"))
     named_class = code.get("AutoModelForCausalLM") if isinstance(code, dict) else code
     plain = None if family is None else family.architecture
     if named_class and str(named_class).rpartition(".")[2] != plain:
@@ -89,4 +94,12 @@ def _family(folder: pathlib.Path, config: Config) -> Family:
             "model_type, remove auto_map from the file"
         )
     with named(folder / CONFIG):
-        return FAMILIES[one_of(sorted(FAMILIES)).of("model_type", kind)]
+        one_of(sorted({*FAMILIES, *NESTED})).of("model_type", kind)
+    assert family is not None
+    return family
+
+
+def text_config(config: Config) -> Config:
+    """Returns the configuration of the text model: of a folder of several models, or the whole."""
+    nested = NESTED.get(str(config.get("model_type")))
+    return config if nested is None else nested.text(config)

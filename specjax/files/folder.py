@@ -9,6 +9,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 
+from specjax._internal.checks import shown
 from specjax._internal.fields import Kind, parse_object
 from specjax.models import Config
 from specjax.parallel import Indivisible
@@ -80,8 +81,10 @@ def replacing(folder: pathlib.Path, names: Iterable[str]) -> Iterator[pathlib.Pa
 def refuse_quantised(folder: pathlib.Path, quantisation: object) -> None:
     """Raises ValueError if a configuration describes a quantisation of the weights."""
     if quantisation:
+        named = isinstance(quantisation, dict) and quantisation.get("quant_method")
+        method = f" of the method {shown(named)}" if named else ""
         raise ValueError(
-            f"{folder} is quantised (quantization_config); pass the unquantised checkpoint"
+            f"{folder} is quantised (quantization_config{method}); pass the unquantised checkpoint"
         )
 
 

@@ -19,7 +19,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,7 @@ class Lora:
         base: pathlib.Path,
         stored: Mapping[str, Stored],
         rows: Sequence[Tensor],
-        prefix: str,
+        spelled: Callable[[str], list[str]],
         tied: bool,
     ) -> dict[str, Stored]:
         """Returns the base's tensors with the adapter.
@@ -132,7 +132,7 @@ class Lora:
           base: its folder, for messages.
           stored: the base's tensors by name.
           rows: the table of the base's family, with the names in `stored`.
-          prefix: of the names, which old files leave out.
+          spelled: returns the name of a tensor in all spellings.
           tied: True if the output matrix is the embedding.
 
         Raises:
@@ -142,7 +142,7 @@ class Lora:
         merged, latest, faults = dict(stored), {}, []
         wanted = [(f"{name}.weight", change) for name, change in self.changes.items()]
         for name, change in [*wanted, *self.saved.items()]:
-            there = name if name in ours else name.removeprefix(prefix)
+            there = next((other for other in spelled(name) if other in ours), name)
             shared = tied and (there not in ours or ours[there].path == ("embedding",))
             if shared and re.search(r"lm_head|embed|wte", name):
                 faults.append(

@@ -74,7 +74,8 @@ def read_params(
     stored, faults = open_tensors(weight_files(folder))
     config = config or cast(TransformerConfig, model.module.config)
     # Tracing a model of very many layers takes minutes, and its table of experts gigabytes.
-    if (least := config.least_tensors) > len(stored):
+    least = config.num_layers if family.fused else config.least_tensors
+    if least > len(stored):
         raise ValueError(
             f"the weights in {folder} do not fit its config.json, which describes a model of at "
             f"least {least} tensors: the files hold {len(stored)}. A file belongs to another model "
@@ -89,7 +90,7 @@ def read_params(
     )
     table = rows_of(family, config, stored)
     if lora is not None:
-        stored = lora.onto(folder, stored, table, family.prefix, config.tied_embeddings)
+        stored = lora.onto(folder, stored, table, family.spelled, config.tied_embeddings)
     rows = _as_held(table if layers is None else _cut(table, layers), shapes)
     faults += _misfits(rows, shapes, stored) + _leftovers(table, family, config, stored)
     if model.module.separate_head:
@@ -164,9 +165,10 @@ def _read_leaves(
     for path, parts in tqdm(
         leaves, desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False
     ):
-        read = _reader(parts, shapes[path], stored, dtype, spoilt)
+        kept = jnp.dtype(jnp.float32 if parts[0].wide else dtype)
+        read = _reader(parts, shapes[path], stored, kept, spoilt)
         if path in placed:
-            leaf = jax.make_array_from_callback(shapes[path], placed[path], read, jnp.dtype(dtype))
+            leaf = jax.make_array_from_callback(shapes[path], placed[path], read, kept)
         else:
             leaf = jax.device_put(read((slice(None),) * len(shapes[path])))
         params[path] = jax.block_until_ready(leaf)  # otherwise host copies would pile up
@@ -248,16 +250,23 @@ def write_rows(
                 part = to_host(leaves[row.path])
                 part = part if row.at is None else part[row.at]
                 view = tensor.reshape(row.view or shape)[row.index]
-                view[...] = (part.T if row.transpose else part).reshape(view.shape)
+                view[...] = (part.swapaxes(-1, -2) if row.transpose else part).reshape(view.shape)
             stream.write(tensor.reshape(-1).view(np.uint8).data)
     return tensors[rows[0].name][1]
 
 
 def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
-    """Returns the table of the family, without its prefix if no stored name has it."""
-    rows = family.tensors(config)
-    if family.prefix and not any(name.startswith(family.prefix) for name in stored):
-        rows = [dataclasses.replace(row, name=row.name.removeprefix(family.prefix)) for row in rows]
+    """Returns the table of the family, with the names as the stored ones are spelled."""
+    rows, stored = family.tensors(config), tuple(stored)
+    for own, spellings in family.prefixes.items():
+        used = (prefix for prefix in spellings if any(name.startswith(prefix) for name in stored))
+        prefix = next(used, own)
+        rows = [
+            dataclasses.replace(row, name=prefix + row.name.removeprefix(own))
+            if row.name.startswith(own)
+            else row
+            for row in rows
+        ]
     return rows
 
 
@@ -297,7 +306,7 @@ def _flat(tree: Weights) -> dict[_Path, Array]:
 def _part_shape(row: Tensor, leaf: _Shape) -> _Shape:
     """Returns the shape of a row's slice of a parameter, in the layout of the file."""
     shape = leaf if row.at is None else leaf[1:]
-    return shape[::-1] if row.transpose else shape
+    return (*shape[:-2], *shape[:-3:-1]) if row.transpose else shape
 
 
 def _stored_shape(row: Tensor, leaf: _Shape) -> _Shape:
@@ -332,11 +341,16 @@ def _leftovers(
 ) -> list[str]:
     """Returns a line for each tensor that no row reads.
 
-    Buffers and a second copy of a tied embedding are ignored.
+    Buffers, a second copy of a tied embedding, and the tensors of other models are ignored.
     """
+    skipped = tuple(name.format(num_layers=config.num_layers) for name in family.skipped)
     untied = rows_of(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
-    unread = [name for name in stored if name not in known and not name.endswith(family.ignored)]
+    unread = [
+        name
+        for name in stored
+        if name not in known and not name.endswith(family.ignored) and not name.startswith(skipped)
+    ]
     return [f"{name} is not a tensor of this architecture" for name in unread]
 
 
@@ -372,7 +386,7 @@ def _reader(
         row = by_index[at]
         tensor = stored[row.name].map()
         view = tensor.reshape(row.view or tensor.shape)[row.index].reshape(_part_shape(row, leaf))
-        return view.T if row.transpose else view
+        return view.swapaxes(-1, -2) if row.transpose else view
 
     def read(index: _Index | None) -> np.ndarray:
         assert index is not None  # JAX passes None only without a shape

@@ -12,7 +12,13 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.kernels.available import usable
-    from specjax.kernels.narrow import few_rows, most_rows, takes
+    from specjax.kernels.narrow import (
+        few_rows,
+        few_rows_of,
+        most_rows,
+        takes,
+        takes_stacked,
+    )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
 
 __getattr__ = lazily(__name__, __file__)
@@ -21,8 +27,10 @@ __all__ = [
     "MOST_TOKENS",
     "few_queries",
     "few_rows",
+    "few_rows_of",
     "most_rows",
     "takes",
     "takes_attention",
+    "takes_stacked",
     "usable",
 ]

@@ -1,4 +1,4 @@
-"""`block`: the product of several rows of float32 with a matrix."""
+"""`block`: the product of several rows with a matrix whose columns lie side by side."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
             row = b.gep(of.w, [b.add(b.mul(i, of.stride), j)])
             for ahead in range(vectors * width, 2 * vectors * width, _LINE):
                 emit.prefetch(b.gep(row, [word(ahead)]))
-            weights = [emit.read(row, word(v * width), kind, 4) for v in range(vectors)]
+            many = lanes if kind == vector else None
+            weights = [emit.weights(row, word(v * width), many) for v in range(vectors)]
             for r, place in enumerate(activations):
                 factor = emit.read(place, i, FLOAT, 4)
                 factor = emit.splat(factor, lanes) if kind == vector else factor

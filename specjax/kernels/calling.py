@@ -11,7 +11,7 @@ from llvmlite import binding, ir
 
 from specjax.kernels.attending import Attention
 from specjax.kernels.columns import Product
-from specjax.kernels.forms import FORMS, Machine
+from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.sharing import Work, handler
 
 _lock = threading.Lock()
@@ -23,6 +23,12 @@ def product(dtype: str) -> str:
     The first call of this function compiles them.
     """
     return _registered(f"specjax_few_rows_{dtype}", Product(FORMS[dtype], machine()))
+
+
+def stacked(dtype: str) -> str:
+    """Returns the name as `product`, for products with one matrix of a stack."""
+    work = Product(STACKED[dtype], machine(), stacked=True)
+    return _registered(f"specjax_few_rows_of_a_stack_{dtype}", work)
 
 
 def attention(dtype: str, dim: int, capped: bool) -> str:

@@ -1,4 +1,4 @@
-"""A product of few rows with a matrix, as parts of its columns."""
+"""A product of few rows with a matrix, or with one of a stack, as parts of its columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from specjax.kernels.emitting import WORD, Emitter, Value, word
+from specjax.kernels.emitting import INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Form, Machine
 from specjax.kernels.loops import kernel
 
@@ -17,21 +17,29 @@ _SHARES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """The `sharing.Work` of y [rows, count] = x [rows, inner] @ the matrix."""
+    """The `sharing.Work` of y [rows, count] = x [rows, inner] @ the matrix.
+
+    If `stacked` is set, a buffer after the stack [E, ...] of matrices has the number of the one
+    that is meant.
+    """
 
     form: Form
     machine: Machine
+    stacked: bool = False
 
-    buffers = 3
+    @property
+    def buffers(self) -> int:
+        return 4 if self.stacked else 3
 
     @property
     def name(self) -> str:
-        return self.form.name
+        return f"{self.form.name}_of_a_stack" if self.stacked else self.form.name
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
         """Returns the sizes of rows, inner, stride and count."""
-        return (0, 0), (0, 1), (1, 1 if self.form.by_columns else 0), (2, 1)
+        stride = (1 if self.form.by_columns else 0) + self.stacked
+        return (0, 0), (0, 1), (1, stride), (self.buffers - 1, 1)
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
         rows, inner, _, count = sizes
@@ -42,13 +50,17 @@ class Product:
 
     def function(self, module: ir.Module) -> ir.Function:
         loops = kernel(module, self.form, self.machine)
-        places = [argument.type for argument in loops.args[: self.buffers]]
+        places = [argument.type for argument in loops.args[:3]]
+        if self.stacked:
+            places.insert(2, INT32.as_pointer())
         signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 6])
         function = ir.Function(module, signature, f"{self.name}_part")
         function.linkage = "internal"
         emit = Emitter(function)
         b = emit.b
-        x, w, y, part, parts, rows, inner, stride, count = function.args
+        x, w, *chosen, y, part, parts, rows, inner, stride, count = function.args
+        for number in chosen:
+            w = b.gep(w, [b.mul(b.sext(b.load(number), WORD), b.mul(inner, stride))])
         # Parts begin at multiples of 16 columns, so that no two write to one line of the cache.
         following = b.add(part, word(1))
         first, last = (

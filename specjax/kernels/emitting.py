@@ -85,6 +85,16 @@ class Emitter:
         loaded.align = align
         return loaded
 
+    def weights(self, base: Value, index: Value, lanes: int | None) -> Value:
+        """Reads `lanes` weights at base[index], or a single one for None, as float32 numbers.
+
+        Pointers to INT16 are to bfloat16 numbers.
+        """
+        of = base.type.pointee
+        kind = of if lanes is None else ir.VectorType(of, lanes)
+        read = self.read(base, index, kind, 4 if of == FLOAT else 2)
+        return read if of == FLOAT else self.widened(read)
+
     def write(self, value: Value, base: Value, index: Value, align: int) -> None:
         place = self.b.bitcast(self.b.gep(base, [index]), value.type.as_pointer())
         self.b.store(value, place).align = align

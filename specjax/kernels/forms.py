@@ -36,6 +36,12 @@ FORMS = {
 }
 """The form for each dtype of the weights."""
 
+STACKED = {
+    "float32": FORMS["float32"],
+    "bfloat16": Form("bfloat16_columns", True, INT16, FLOAT, FLOAT, (2, 4)),
+}
+"""The form of the matrices of a stack, for each dtype of the weights."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Operands:

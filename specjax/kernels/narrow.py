@@ -1,4 +1,4 @@
-"""Computes x @ w for few rows of x."""
+"""Computes x @ w for few rows of x, where w is a matrix or one of a stack."""
 
 from __future__ import annotations
 
@@ -58,3 +58,34 @@ def few_rows(x: Array, weights: Array, summed: int) -> Array:
     shape = jax.ShapeDtypeStruct((len(x), weights.shape[1 - summed]), result)
     call = jax.ffi.ffi_call(target, shape, vmap_method="sequential")
     return call(x, weights)
+
+
+def takes_stacked(weights: Array) -> bool:
+    """Returns whether `few_rows_of` multiplies with matrices of this stack."""
+    return (
+        weights.ndim == 3
+        and weights.size > 0
+        and weights.dtype.name in ("float32", "bfloat16")
+        and available.made("stacked", weights.dtype.name) is not None
+    )
+
+
+def few_rows_of(x: Array, weights: Array, number: Array) -> Array:
+    """Computes x @ weights[number], in a program for one CPU, without a copy of that matrix.
+
+    Args:
+      x: [M, K] of any dtype.
+      weights: [E, K, N], in float32 or bfloat16.
+      number: a whole number in [0, E); any other reads memory that is not the stack's.
+
+    Returns:
+      [M, N] float32.
+    """
+    target = available.made("stacked", weights.dtype.name)
+    if target is None:
+        raise ValueError(
+            f"no kernel for a stack of {weights.dtype.name} on this CPU; ask `takes_stacked` first"
+        )
+    shape = jax.ShapeDtypeStruct((len(x), weights.shape[2]), jnp.float32)
+    call = jax.ffi.ffi_call(target, shape, vmap_method="sequential")
+    return call(x.astype(jnp.float32), weights, number.astype(jnp.int32).reshape(1))

@@ -1,4 +1,4 @@
-"""`stream`: the product of one or two rows of float32 with a matrix."""
+"""`stream`: the product of one or two rows with a matrix whose columns lie side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specjax.kernels.emitting import FLOAT, Emitter, Value, word
 from specjax.kernels.forms import Machine, Operands
 
 FEW = 2
-"""The most rows of float32 for which reading the matrix takes longer than multiplying."""
+"""The most rows for which reading the matrix takes longer than multiplying."""
 
 
 def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
@@ -42,7 +42,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
             with emit.loop(begin, stop, step) as (j, _, _):
                 totals = [emit.read(place, j, kind, 4) for place in sums]
                 for i in range(deep):
-                    weight = emit.read(weights[i], j, kind, 4)
+                    weight = emit.weights(weights[i], j, lanes if kind == vector else None)
                     totals = [
                         emit.multiply_add(row[i], weight, total)
                         for row, total in zip(by, totals, strict=True)

@@ -8,7 +8,7 @@ from typing import cast
 import jax.numpy as jnp
 from jax import Array
 
-from specjax._internal.checks import within
+from specjax._internal.checks import settle, within
 from specjax.caches import KVCache
 from specjax.contract import Context, Loaded, Lookahead, Model, Source
 from specjax.models import LinenModel, TransformerConfig
@@ -43,6 +43,13 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
             raise ValueError(
                 f"an early exit needs a target over specjax.Transformer, and not over {kind}"
             )
+        settle(
+            (
+                any(config.has_state(i) for i in range(config.num_layers)),
+                "an early exit shares the target's cache of keys and values, and this target has "
+                "layers with a recurrent state: use another proposer",
+            )
+        )
         most = config.num_layers
         note = f", since the target has {most} layers"
         within("exit_layer", self.exit_layer, 1, most - 1, note)

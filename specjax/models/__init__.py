@@ -10,10 +10,20 @@ if TYPE_CHECKING:
     from specjax.models.attention import BLOCK_SLOTS, attend, cpu_attend
     from specjax.models.base import PRECISIONS, LinenModel
     from specjax.models.check import check_model
-    from specjax.models.config import TransformerConfig
-    from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fields
+    from specjax.models.config import Mixer, TransformerConfig
+    from specjax.models.families import (
+        FAMILIES,
+        NESTED,
+        Config,
+        Family,
+        Nested,
+        Tensor,
+        check_fields,
+    )
+    from specjax.models.feed_forward import MLP
     from specjax.models.language_model import OFF, LanguageModel
-    from specjax.models.layers import MLP, Dense, Norm, look_up, named_param, residual_scale
+    from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
+    from specjax.models.mixers import Attention, Latent, LatentAttention
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
         Int8,
@@ -23,8 +33,8 @@ if TYPE_CHECKING:
         quantised_form,
     )
     from specjax.models.rope import Rope, rotate
+    from specjax.models.router import Router, route
     from specjax.models.transformer import (
-        Attention,
         Head,
         Layer,
         Tables,
@@ -50,6 +60,7 @@ __all__ = [
     "BLOCK_SLOTS",
     "FAMILIES",
     "MLP",
+    "NESTED",
     "OFF",
     "PRECISIONS",
     "Attention",
@@ -59,10 +70,15 @@ __all__ = [
     "Head",
     "Int8",
     "LanguageModel",
+    "Latent",
+    "LatentAttention",
     "Layer",
     "LinenModel",
+    "Mixer",
+    "Nested",
     "Norm",
     "Rope",
+    "Router",
     "Tables",
     "Tensor",
     "Transformer",
@@ -87,4 +103,5 @@ __all__ = [
     "quantised_form",
     "residual_scale",
     "rotate",
+    "route",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,32 +28,41 @@ takes up to twice as long as without blocks if all slots are filled, but a seven
 """
 
 
-_Mixing = Callable[[Array, Array, Array, Array], Array]
-"""Maps queries [B, K, R, D], keys, values and `visible` to [B, K, R, D] in float32."""
+Parts = Array | tuple[Array, ...]
+"""Queries or keys, or several parts of them: the scores of the parts are summed."""
+
+_Mixing = Callable[[Parts, Parts, Array, Array, Array | None], Array]
+"""Maps queries [B, K, R, D], keys, values, `visible` and sinks [K, R, 1] to [B, K, R, V] float32.
+"""
 
 
 def attend(
-    query: Array,
-    keys: Array,
+    query: Parts,
+    keys: Parts,
     values: Array,
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes softmax attention with an explicit mask.
 
     Args:
-      query: [B, N, H, D]; H is a multiple of K.
-      keys, values: [B, K, S, D].
+      query: [B, N, H, D]; H is a multiple of K.  It may be parts of several sizes D.
+      keys: [B, K, S, D], or as many parts as `query` has, so that no copy of a cache joins them.
+      values: [B, K, S, V].
       visible: [B or 1, N, S] bool; every token attends to at least one slot.
       scale: of the scores, by default D ** -0.5.
       softcap: bounds the scores by c tanh(x / c) (Gemma 2, arXiv 2408.00118, section 2).
+      sinks: [H], a score of each head that joins the softmax, with a value of 0 (Xiao et al. 2023,
+        arXiv 2309.17453; learned in gpt-oss).
 
     Returns:
-      [B, N, H * D].  Scores and their softmax are float32 whatever the inputs are.
+      [B, N, H * V].  Scores and their softmax are float32 whatever the inputs are.
     """
-    width, slots, dim = query.shape[1], keys.shape[2], query.shape[3]
-    factor = dim**-0.5 if scale is None else scale
+    queries = jax.tree.leaves(query)
+    width, slots = queries[0].shape[1], values.shape[2]
+    factor = sum(part.shape[3] for part in queries) ** -0.5 if scale is None else scale
 
     def blocks(size: int) -> _Mixing:
         return functools.partial(_in_blocks, size, factor, softcap)
@@ -65,7 +75,7 @@ def attend(
         mix = functools.partial(by_platform, narrow, whole)
     else:
         mix = whole
-    return _by_group(mix, query, keys, values, visible)
+    return _by_group(mix, query, keys, values, visible, sinks)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
@@ -76,13 +86,19 @@ def cpu_attend(
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `attend` for arrays on one device, with `specjax.kernels` for few tokens.
 
-    On a mesh XLA would gather the cache, so models on several devices take `attend`.
+    On a mesh XLA would gather the cache, so models on several devices take `attend`.  The kernels
+    have no sinks.
     """
-    other = functools.partial(attend, scale=scale, softcap=softcap)
-    if not (keys.dtype == values.dtype and kernels.takes_attention(query, keys, softcap)):
+    other = functools.partial(attend, scale=scale, softcap=softcap, sinks=sinks)
+    if (
+        sinks is not None
+        or keys.dtype != values.dtype
+        or not kernels.takes_attention(query, keys, softcap)
+    ):
         return other(query, keys, values, visible)
     factor = query.shape[3] ** -0.5 if scale is None else scale
 
@@ -100,33 +116,66 @@ def _(
     primals: tuple[Array, ...],
     tangents: tuple[Array, ...],
 ) -> tuple[Array, Array]:
-    return jax.jvp(functools.partial(attend, scale=scale, softcap=softcap), primals, tangents)
+    def plain(
+        query: Array, keys: Array, values: Array, visible: Array, sinks: Array | None
+    ) -> Array:
+        return attend(query, keys, values, visible, scale, softcap, sinks)
+
+    return jax.jvp(plain, primals, tangents)
 
 
-def _by_group(mix: _Mixing, query: Array, keys: Array, values: Array, visible: Array) -> Array:
+def _by_group(
+    mix: _Mixing,
+    query: Parts,
+    keys: Parts,
+    values: Array,
+    visible: Array,
+    sinks: Array | None = None,
+) -> Array:
     """Runs `mix` with the query heads grouped by key head; the shapes are those of `attend`."""
-    batch, width, heads, dim = query.shape
-    key_heads, groups = keys.shape[1], heads // keys.shape[1]
-    grouped = query.reshape(batch, width, key_heads, groups, dim).transpose(0, 2, 3, 1, 4)
-    out = mix(grouped.reshape(batch, key_heads, groups * width, dim), keys, values, visible)
+    batch, width, heads, _ = jax.tree.leaves(query)[0].shape
+    key_heads, dim = values.shape[1], values.shape[3]
+    groups = heads // key_heads
+
+    def grouped(part: Array) -> Array:
+        split = part.reshape(batch, width, key_heads, groups, -1).transpose(0, 2, 3, 1, 4)
+        return split.reshape(batch, key_heads, groups * width, -1)
+
+    if sinks is not None:
+        sinks = jnp.repeat(sinks.astype(jnp.float32), width).reshape(key_heads, -1, 1)
+    out = mix(jax.tree.map(grouped, query), keys, values, visible, sinks)
     out = out.astype(values.dtype).reshape(batch, key_heads, groups, width, dim)
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * dim)
 
 
 def _whole(
-    scale: float, softcap: float | None, grouped: Array, keys: Array, values: Array, visible: Array
+    scale: float,
+    softcap: float | None,
+    grouped: Parts,
+    keys: Parts,
+    values: Array,
+    visible: Array,
+    sinks: Array | None = None,
 ) -> Array:
     """Attends to all slots at once."""
     scores = _scores(grouped, keys, visible, scale, softcap)
-    return _mix(jax.nn.softmax(scores, axis=-1), values)
+    if sinks is None:
+        return _mix(jax.nn.softmax(scores, axis=-1), values)
+    most = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), sinks))
+    weights = jnp.exp(scores - most)
+    return _mix(weights / (weights.sum(-1, keepdims=True) + jnp.exp(sinks - most)), values)
 
 
 def _scores(
-    grouped: Array, keys: Array, visible: Array, scale: float, softcap: float | None
+    grouped: Parts, keys: Parts, visible: Array, scale: float, softcap: float | None
 ) -> Array:
     """Returns [B, K, R, S] float32 for queries [B, K, R, D]; R is (heads per key head) times N."""
-    slots = keys.shape[2]
-    scores = float32_dot_general(grouped, keys, (((3,), (3,)), ((0, 1), (0, 1)))) * scale
+    slots = visible.shape[2]
+    products = (
+        float32_dot_general(part, key, (((3,), (3,)), ((0, 1), (0, 1))))
+        for part, key in zip(jax.tree.leaves(grouped), jax.tree.leaves(keys), strict=True)
+    )
+    scores = functools.reduce(jnp.add, products) * scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     by_head = scores.reshape(*scores.shape[:2], -1, visible.shape[1], slots)
@@ -147,10 +196,11 @@ def _in_blocks(
     size: int,
     scale: float,
     softcap: float | None,
-    grouped: Array,
-    keys: Array,
+    grouped: Parts,
+    keys: Parts,
     values: Array,
     visible: Array,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `_whole` over `size` slots at a time, with an online softmax.
 
@@ -161,7 +211,7 @@ def _in_blocks(
 
     Reference: Milakov and Gimelshein 2018, arXiv 1805.02867, algorithm 3.
     """
-    slot = jnp.arange(keys.shape[2])
+    slot = jnp.arange(values.shape[2])
     seen = visible.any((0, 1))
     first = jnp.argmax(seen) // size
     last = -(-jnp.max(jnp.where(seen, slot + 1, 0)) // size)
@@ -171,11 +221,15 @@ def _in_blocks(
         # The last block is moved back to fit, so it overlaps the block before it.
         start = jnp.minimum(number * size, len(slot) - size)
 
-        def cut(x: Array, axis: int) -> Array:
-            return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+        def cut(x: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, start, size, 2)
 
         scores = _scores(
-            grouped, cut(keys, 2), cut(visible & (slot >= number * size), 2), scale, softcap
+            grouped,
+            jax.tree.map(cut, keys),
+            cut(visible & (slot >= number * size)),
+            scale,
+            softcap,
         )
         higher = jnp.maximum(most, scores.max(-1, keepdims=True))
         # If a token had no visible slot so far, its sums hold only masked slots.  `shrink` sets
@@ -184,35 +238,36 @@ def _in_blocks(
         return (
             higher,
             total * shrink + weights.sum(-1, keepdims=True),
-            mixed * shrink + _mix(weights, cut(values, 2)),
+            mixed * shrink + _mix(weights, cut(values)),
         )
 
-    shape = grouped.shape[:3]
-    begun = (
-        jnp.full((*shape, 1), jnp.finfo(jnp.float32).min),
-        jnp.zeros((*shape, 1)),
-        jnp.zeros(grouped.shape),
-    )
+    shape = (*jax.tree.leaves(grouped)[0].shape[:3], 1)
+    if sinks is None:
+        least, nothing = jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape)
+    else:  # as if they were slots before the first, with values of 0
+        least, nothing = jnp.broadcast_to(sinks, shape), jnp.ones(shape)
+    begun = (least, nothing, jnp.zeros((*shape[:3], values.shape[3])))
     with jax.named_scope("blocks"):
         _, total, mixed = jax.lax.fori_loop(first, last, step, begun)
     return mixed / total
 
 
 def _forward(
-    size: int, scale: float, softcap: float | None, *inputs: Array
-) -> tuple[Array, tuple[Array, ...]]:
+    size: int, scale: float, softcap: float | None, *inputs: Any
+) -> tuple[Array, tuple[Any, ...]]:
     return _in_blocks(size, scale, softcap, *inputs), inputs
 
 
 def _backward(
-    size: int, scale: float, softcap: float | None, inputs: tuple[Array, ...], out: Array
-) -> tuple[Array | None, ...]:
-    grouped, keys, values, visible = inputs
+    size: int, scale: float, softcap: float | None, inputs: tuple[Any, ...], out: Array
+) -> tuple[Any, ...]:
+    grouped, keys, values, visible, sinks = inputs
 
-    def whole(grouped: Array, keys: Array, values: Array) -> Array:
-        return _whole(scale, softcap, grouped, keys, values, visible)
+    def whole(grouped: Parts, keys: Parts, values: Array, sinks: Array | None) -> Array:
+        return _whole(scale, softcap, grouped, keys, values, visible, sinks)
 
-    return *jax.vjp(whole, grouped, keys, values)[1](out), None
+    slopes = jax.vjp(whole, grouped, keys, values, sinks)[1](out)
+    return *slopes[:3], None, slopes[3]
 
 
 _in_blocks.defvjp(_forward, _backward)
@@ -225,6 +280,7 @@ def causal_attend(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `attend` where token n attends to tokens 0 ... n, or to the last `window` of them.
 
@@ -244,7 +300,12 @@ def causal_attend(
         seen = slice(first, stop)
         parts.append(
             _by_group(
-                mix, query[:, start:stop], keys[:, :, seen], values[:, :, seen], visible[None]
+                mix,
+                query[:, start:stop],
+                keys[:, :, seen],
+                values[:, :, seen],
+                visible[None],
+                sinks,
             )
         )
     return jnp.concatenate(parts, axis=1)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from specjax._internal.checks import chosen, flag, number, real, settle, shown, typed, whole, within
 from specjax.models.rope import Rope
+from specjax.models.router import Router
 
-NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel")
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
+    from specjax.caches import LayerState
+
+BRANCHES = ("both", "mixer", "mlp")
+"""The branches of a layer: a mixer and then a feed-forward part, or one of the two."""
+
+NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel", "shared")
 """The orders of the norm and the two branches f of a layer (attention, then MLP):
 
 pre       x + f(norm(x))
@@ -16,6 +27,7 @@ post      x + norm(f(x))
 sandwich  x + norm(f(norm(x)))
 after     norm(x + f(x))
 parallel  x + attention(norm(x)) + mlp(norm(x)), each with a norm of its own
+shared    x + attention(n) + mlp(n), where n = norm(x)
 """
 
 MOST = {
@@ -31,26 +43,29 @@ MOST = {
     "num_experts": 2**14,
     "experts_per_token": 2**14,
     "expert_size": 2**24,
+    "shared_size": 2**24,
 }
 """The greatest sizes.  They far exceed those of published models, and keep a damaged file from
 making this library build a list for each of 10^7 experts before it reads the weights.
 """
 
 _CHOICES = {
-    "norm": ("rms", "layer"),
+    "norm": ("rms", "layer", "centred"),
     "norm_order": NORM_ORDERS,
-    "qk_norm": (None, "head", "whole"),
-    "activation": ("silu", "relu", "gelu", "gelu_tanh"),
+    "qk_norm": (None, "head", "heads", "whole"),
+    "activation": ("silu", "relu", "relu2", "gelu", "gelu_tanh"),
 }
-_FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "gated", "mlp_bias",
-          "normalise_experts")  # fmt: skip
+_FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
+          "qk_norm_last", "sinks", "gated", "mlp_bias", "normalise_experts", "expert_bias",
+          "shared_gate")  # fmt: skip
 _NUMBERS = {
-    **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale"), "[0, 3.4e38]"),
+    **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
+    **dict.fromkeys(("branch_scale", "logit_scale", "gate_scale", "down_scale"), "(0, 3.4e38]"),
     "norm_offset": "[-3.4e38, 3.4e38]",
 }
 """Fields that are numbers which float32 holds, and the interval of each."""
 
-_POSITIVE = ("logit_softcap", "query_scale", "attention_softcap")  # or None
+_POSITIVE = ("logit_softcap", "query_scale", "attention_softcap", "gate_limit")  # or None
 
 
 def _is_window(value: object) -> bool:
@@ -58,10 +73,61 @@ def _is_window(value: object) -> bool:
     return value is None or (isinstance(plain, int) and 1 <= plain < 2**31)
 
 
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """Attention that reads the same norm as a layer's mixer; the outputs of the two are added.
+
+    It is attention as the configuration's fields say.
+    """
+
+    input_scale: float = 1.0
+    key_scale: float = 1.0
+    output_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError with the field, its value and the allowed values."""
+        for name, value in vars(self).items():
+            real(name, value, "[-3.4e38, 3.4e38]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixer(abc.ABC):
+    """The sizes of a layer's mixer, where it is not attention as the configuration's fields say.
+
+    `models.mixers.MIXERS` has the module of each subclass.
+    """
+
+    def slots(self) -> tuple[int, int, int] | None:
+        """Returns the sizes that the layer's cache keeps for each token; None: it keeps a state.
+
+        They are the number of key heads, the size of a key, and the size of a value.
+        """
+        return None
+
+    def attention(self) -> Beside | None:
+        """Returns the attention beside this mixer; None: there is none."""
+        return None
+
+    @abc.abstractmethod
+    def state(self, batch: int, dtype: DTypeLike) -> LayerState:
+        """Returns the state before the first token of `batch` rows, if `slots` is None."""
+
+    def units(self) -> int:
+        """Returns the number of equal parts into which the axes named "states" may be split."""
+        return 1
+
+    def rotated(self) -> int | None:
+        """Returns the size of the heads that a rope turns; None: the configuration's `head_dim`."""
+        return None
+
+
 _PER_LAYER = {
     "ropes": (lambda value: isinstance(value, Rope | None), "a Rope or None"),
     "windows": (_is_window, "a whole number of at least 1, or None"),
     "sparse": (lambda value: isinstance(value, bool), "True or False"),
+    "norm_orders": (lambda value: value in NORM_ORDERS, " or ".join(map(repr, NORM_ORDERS))),
+    "branches": (lambda value: value in BRANCHES, " or ".join(map(repr, BRANCHES))),
+    "mixers": (lambda value: isinstance(value, Mixer | None), "a Mixer or None"),
 }
 """Fields with an entry for each layer: whether a value is one, and the entries in words."""
 
@@ -85,36 +151,56 @@ class TransformerConfig:
     # Positions
     rope: Rope | None = dataclasses.field(default_factory=Rope)
     ropes: tuple[Rope | None, ...] = ()  # by layer, instead of `rope`
+    interleaved: bool = False  # a rope rotates dimensions 2i and 2i + 1, not i and i + R / 2
     # Learned positions: token t adds row offset + t of a table; None: no table.
     position_offset: int | None = None
     # Embedding and head
     embedding_size: int | None = None  # None: `hidden_size`; else embeddings are projected
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
+    logit_scale: float = 1.0  # of the final hidden state, and so of the logits
     logit_softcap: float | None = None  # c tanh(x / c)
     # Norms
-    norm: str = "rms"  # or "layer"
+    norm: str = "rms"  # or "layer", or "centred": a layer norm without bias
     norm_offset: float = 0.0  # the factor is offset + weight
     norm_eps: float = 1e-5
     norm_order: str = "pre"
+    norm_orders: tuple[str, ...] = ()  # by layer, instead of `norm_order`
+    branches: tuple[str, ...] = ()  # by layer, of `BRANCHES`; without it each layer has both
+    branch_scale: float = 1.0  # of what attention and MLP add to the residual stream
     final_norm: bool = True
     # Attention
     qkv_bias: bool = False
     out_bias: bool = False
-    # RMS norm of queries and keys: over each "head", or over the "whole" projection.
+    output_gate: bool = False  # the output is multiplied by sigmoid(W x) before `o`
+    # RMS norm of queries and keys: over each "head", or over the "whole" projection; or "heads": a
+    # layer norm without bias over each head, with weights of its own.
     qk_norm: str | None = None
+    qk_norm_last: bool = False  # after the rope
     query_scale: float | None = None  # by default head_dim ** -0.5
     attention_softcap: float | None = None
+    sinks: bool = False  # a learned score for each head joins the softmax, with a value of 0
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
+    # Layers with another mixer than this attention
+    mixers: tuple[Mixer | None, ...] = ()  # by layer; None: attention
     # MLP
     activation: str = "silu"
     gated: bool = True
     mlp_bias: bool = False
+    gate_scale: float = 1.0  # of the gate, before its activation function
+    down_scale: float = 1.0  # of the output
+    # Gate and up are clamped: (up + 1) * gate * sigmoid(gate_slope * gate).  None: act(gate) * up
+    gate_limit: float | None = None
+    gate_slope: float = 1.702
     # Mixture of experts
     num_experts: int = 0
     experts_per_token: int = 2
     expert_size: int = 0
     normalise_experts: bool = True  # the chosen experts' weights sum to 1
+    router: Router = dataclasses.field(default_factory=Router)
+    expert_bias: bool = False  # of gate, up and down
+    shared_size: int = 0  # of an MLP that all tokens of a sparse layer read; 0: there is none
+    shared_gate: bool = False  # its output is multiplied by a sigmoid of the token
     sparse: tuple[bool, ...] = ()  # by layer: whether it has experts
     init_scale: float = 0.02
     family: str = "llama"  # a row of models.FAMILIES
@@ -136,14 +222,22 @@ class TransformerConfig:
                 for name, entries in counts.items()
             ),
         )
-        for rope in {self.rope_of(i) for i in range(layers)}:
+        alone = [i for i in range(layers) if self.branch_of(i) != "both"]
+        settle(
+            (
+                any(self.norm_order_of(i) not in ("pre", "post", "sandwich") for i in alone),
+                "a layer with one branch has norms before or after it: its norm order must be "
+                "'pre', 'post' or 'sandwich'",
+            ),
+        )
+        for rope, size in {(self.rope_of(i), self.rotated_of(i)) for i in range(layers)}:
             if rope is None:
                 continue
-            turned = int(self.head_dim * rope.fraction)
+            turned = int(size * rope.fraction)
             settle(
                 (
                     turned % 2,
-                    f"head_dim={self.head_dim} gives an odd number of rotated dimensions; rotary "
+                    f"head_dim={size} gives an odd number of rotated dimensions; rotary "
                     "embeddings rotate pairs",
                 ),
                 (
@@ -154,11 +248,14 @@ class TransformerConfig:
             )
         if self.num_experts:
             within("experts_per_token", self.experts_per_token, 1, self.num_experts)
+            self.router.check(self.num_experts, self.experts_per_token)
 
     def _check_sizes(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 1
-            if name in ("num_experts", "expert_size") and not self.num_experts:
+            if name == "shared_size" or (
+                name in ("num_experts", "expert_size") and not self.num_experts
+            ):
                 least = 0
             if name != "embedding_size" or value is not None:
                 whole(name, value, least, most, f"a whole number in [{least}, {most}]")
@@ -186,6 +283,7 @@ class TransformerConfig:
             ),
         )  # fmt: skip
         typed("a Rope, or None for no rope", Rope | None, rope=self.rope)
+        typed("a Router", Router, router=self.router)
         typed("a name, such as 'llama'", str, family=self.family)
 
     def keep(self, layers: Sequence[int]) -> TransformerConfig:
@@ -194,8 +292,8 @@ class TransformerConfig:
             name: tuple(entries[i] for i in layers) if (entries := getattr(self, name)) else ()
             for name in _PER_LAYER
         }
-        if not any(own["windows"]):  # alike, as a family reads them
-            own["windows"] = ()
+        for name in ("windows", "mixers"):  # alike, as a family reads them
+            own[name] = own[name] if any(own[name]) else ()
         if all(own["sparse"]):
             own["sparse"] = ()
         return dataclasses.replace(self, num_layers=len(layers), **own)
@@ -217,6 +315,48 @@ class TransformerConfig:
     def window_of(self, layer: int) -> int | None:
         """Returns the number of tokens that a layer attends to, itself included; None if to all."""
         return self.windows[layer] if self.windows else None
+
+    def mixer_of(self, layer: int) -> Mixer | None:
+        """Returns the mixer of a layer, counted from 0; None if it is attention."""
+        return self.mixers[layer] if self.mixers else None
+
+    def norm_order_of(self, layer: int) -> str:
+        """Returns the order of the norms and branches of a layer, counted from 0."""
+        return self.norm_orders[layer] if self.norm_orders else self.norm_order
+
+    def branch_of(self, layer: int) -> str:
+        """Returns which of `BRANCHES` a layer has."""
+        return self.branches[layer] if self.branches else "both"
+
+    def attends(self, layer: int) -> bool:
+        """Returns whether a layer has attention as the fields of this configuration say."""
+        if self.branch_of(layer) == "mlp":
+            return False
+        mixer = self.mixer_of(layer)
+        return mixer is None or mixer.attention() is not None
+
+    def beside(self, layer: int) -> bool:
+        """Returns whether a layer has this attention beside a mixer with a state."""
+        return self.attends(layer) and self.mixer_of(layer) is not None
+
+    def slots_of(self, layer: int) -> tuple[int, int, int] | None:
+        """Returns what `Mixer.slots` does; for attention the sizes of this configuration."""
+        if self.attends(layer):
+            return self.num_kv_heads, self.head_dim, self.head_dim
+        mixer = self.mixer_of(layer)
+        return None if mixer is None else mixer.slots()
+
+    def has_state(self, layer: int) -> bool:
+        """Returns whether the cache of a layer is a state, or has one beside its slots."""
+        mixer = self.mixer_of(layer)
+        if mixer is not None and mixer.slots() is None:
+            return True
+        return self.branch_of(layer) == "mlp"
+
+    def rotated_of(self, layer: int) -> int:
+        """Returns the size of the heads that the rope of a layer turns."""
+        mixer = self.mixer_of(layer)
+        return self.head_dim if mixer is None else mixer.rotated() or self.head_dim
 
     def is_sparse(self, layer: int) -> bool:
         """Returns whether a layer has experts."""

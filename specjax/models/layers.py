@@ -1,4 +1,4 @@
-"""The modules of a layer: a linear map, a norm, an MLP, and a mixture of expert MLPs."""
+"""What the parts of a layer are made of: linear maps, norms, activations and tables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ from specjax.models.products import dot_general
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,
     "relu": nn.relu,
+    "relu2": lambda x: jnp.square(nn.relu(x)),  # So et al. 2021, arXiv 2109.08668
     "gelu": functools.partial(nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(nn.gelu, approximate=True),
 }
+
+
+def scaled(x: Array, factor: float) -> Array:
+    """Returns x times a number, in the dtype of x; a factor of 1 adds no operation."""
+    return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
 
 
 def named_param(
@@ -86,98 +92,40 @@ class Norm(nn.Module):
     """An RMS norm x / rms(x) * w, or a layer norm; computed in float32.
 
     Reference: Zhang and Sennrich 2019, arXiv 1910.07467, equation 4.
+
+    Attributes:
+      config: of the model.
+      kind: a norm of `TransformerConfig`, by default `config.norm`.
+      axis: the name of the last axis, over which the norm is taken; or the names of the last axes,
+        if the weights differ along more than one.
+      eps: is added to the mean square, by default `config.norm_eps`.
     """
 
     config: TransformerConfig
-    kind: str | None = None  # "rms" or "layer"; by default `config.norm`
-    axis: str = "embed"
+    kind: str | None = None
+    axis: str | tuple[str, ...] = "embed"
+    eps: float | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, kind = self.config, self.kind or self.config.norm
+        axes = (self.axis,) if isinstance(self.axis, str) else self.axis
+        shape = x.shape[-len(axes) :]
+        eps = c.norm_eps if self.eps is None else self.eps
         init = nn.initializers.constant(1.0 - c.norm_offset)
-        weight = named_param(self, "weight", init, (self.axis,), (x.shape[-1],))
+        weight = named_param(self, "weight", init, axes, shape)
         y = x.astype(jnp.float32)
-        if kind == "layer":
+        if kind != "rms":
             y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + c.norm_eps)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
         if kind == "layer":
-            zeros = nn.initializers.zeros_init()
-            bias = named_param(self, "bias", zeros, (self.axis,), (x.shape[-1],))
+            bias = named_param(self, "bias", nn.initializers.zeros_init(), axes, shape)
             return (y * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+        if kind == "centred":
+            return (y * weight.astype(jnp.float32)).astype(x.dtype)
         if c.norm_offset:  # Gemma rounds after the product, Llama before it
             return (y * (c.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
         return weight * y.astype(x.dtype)
-
-
-class MLP(nn.Module):
-    """A gated MLP down(act(gate(x)) * up(x)), or a plain one down(act(up(x))).
-
-    Reference: Shazeer 2020, arXiv 2002.05202, equation 6.
-    """
-
-    config: TransformerConfig
-    dense: Callable[..., Dense]
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        c = self.config
-
-        def dense(name: str, features: int, axes: tuple[str, str], scale: float) -> Dense:
-            return self.dense(features, axes, c.mlp_bias, scale, name=name)
-
-        activate = ACTIVATIONS[c.activation]
-        up = dense("up", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)
-        if c.gated:
-            inner = activate(dense("gate", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)) * up
-        else:
-            inner = activate(up)
-        return dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))(inner)
-
-
-class Experts(nn.Module):
-    """A mixture of gated MLPs: for each token the weighted sum of its best experts.
-
-    A softmax over all experts ranks them, and the best `experts_per_token` are used.  Tokens are
-    sorted by expert and multiplied group by group, so only chosen experts are computed.
-
-    Reference: Shazeer et al. 2017, arXiv 1701.06538, section 2.
-    """
-
-    config: TransformerConfig
-    dense: Callable[..., Dense]
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        c = self.config
-
-        def stack(name: str, shape: tuple[int, int], axes: tuple[str, str], scale: float) -> Array:
-            init = nn.initializers.normal(scale)
-            return named_param(self, name, init, ("expert", *axes), (c.num_experts, *shape))
-
-        inner = c.expert_size
-        gate = stack("gate", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
-        up = stack("up", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
-        down = stack("down", (inner, c.hidden_size), ("expert_mlp", "embed"), residual_scale(c))
-        router = self.dense(c.num_experts, ("embed", "experts"), False, c.init_scale, name="router")
-
-        flat = x.reshape(-1, c.hidden_size)
-        weights, chosen = jax.lax.top_k(
-            jax.nn.softmax(router(flat).astype(jnp.float32)), c.experts_per_token
-        )
-        if c.normalise_experts:
-            weights = weights / weights.sum(-1, keepdims=True)
-        order = jnp.argsort(chosen.reshape(-1), stable=True)
-        token = order // c.experts_per_token
-        sizes = jnp.bincount(chosen.reshape(-1), length=c.num_experts).astype(jnp.int32)
-        rows = flat[token]
-        hidden = ACTIVATIONS[c.activation](
-            jax.lax.ragged_dot(rows, gate, sizes)
-        ) * jax.lax.ragged_dot(rows, up, sizes)
-        out = jax.lax.ragged_dot(hidden, down, sizes) * weights.reshape(-1)[order][:, None].astype(
-            x.dtype
-        )
-        return jnp.zeros_like(flat).at[token].add(out).reshape(x.shape)
 
 
 def residual_scale(c: TransformerConfig) -> float:

@@ -25,8 +25,8 @@ def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Arr
     `dimensions` must contract the last axis of x.
     """
     product = functools.partial(jax.lax.dot_general, dimension_numbers=dimensions)
-    if x.dtype == jnp.float32:
-        return product(x, kernel)
+    if x.dtype == jnp.float32:  # also with a kernel in bfloat16, as a router has it
+        return product(x, kernel.astype(jnp.float32))
     ((_, (summed,)), _) = dimensions
 
     def cpu(x: Array, kernel: Array) -> Array:
@@ -62,6 +62,24 @@ def _(
     (x, kernel), (dx, dkernel) = primals, tangents
     y = cpu_dot_general(x, kernel, dimensions)
     return y, dot_general(dx, kernel, dimensions) + dot_general(x, dkernel, dimensions)
+
+
+def stacked_product(x: Array, stack: Array, number: Array) -> Array:
+    """Computes x [M, K] times the matrix `number` of a stack [E, K, N], in float32, on one CPU.
+
+    For few rows it reads that matrix once, with `specjax.kernels`.  For more rows, and without
+    them, XLA copies it first.
+    """
+    if kernels.takes_stacked(stack) and len(x) <= kernels.most_rows(stack.dtype.name):
+        return kernels.few_rows_of(x, stack, number)
+    cut = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+    if stack.dtype != jnp.bfloat16:
+        matrix = cut(stack, number)
+    else:  # otherwise XLA:CPU converts the whole stack to float32 (see `layers.look_up`)
+        stack, number = jax.lax.optimization_barrier((stack, number))
+        words = cut(jax.lax.bitcast_convert_type(stack, jnp.uint16), number)
+        matrix = jax.lax.bitcast_convert_type(words, stack.dtype)
+    return float32_dot_general(x, matrix, (((1,), (0,)), ((), ())))
 
 
 def float32_dot_general(x: Array, y: Array, dimensions: DotDimensionNumbers) -> Array:

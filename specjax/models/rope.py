@@ -21,6 +21,7 @@ _NUMBERS = {
         ("amplitude", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions",
          "beta_fast", "beta_slow"), "(0, 3.4e38]",
     ),
+    **dict.fromkeys(("mscale_all_dim", "growth"), "[0, 3.4e38]"),
 }  # fmt: skip
 """Fields that are numbers which float32 holds, and the interval of each."""
 
@@ -41,6 +42,10 @@ class Rope:
     beta_slow: float = 1.0
     truncate: bool = True
     factors: tuple[float, ...] = ()  # a divisor for each frequency
+    # Of a yarn rope: latent attention multiplies its scores by `yarn_growth` of it, squared.
+    mscale_all_dim: float = 0.0
+    # Queries at position p are multiplied by 1 + growth ln(1 + floor(p / original_max_positions)).
+    growth: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError with the field, its value and the allowed values."""
@@ -61,11 +66,18 @@ class Rope:
         freq = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned))
         return SCALINGS[self.kind](self, freq).astype(np.float32)
 
-    def rotations(self, positions: Array, dim: int) -> tuple[Array, Array]:
-        """Maps [B, N] positions to cosines and sines, each [B, N, 1, R / 2] float32."""
+    def rotations(self, positions: Array, dim: int) -> tuple[Array, ...]:
+        """Maps [B, N] positions to cosines and sines, each [B, N, 1, R / 2] float32.
+
+        A rope with `growth` adds the factors of the queries, [B, N, 1, 1] float32.
+        """
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
         found = jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude
-        return on_cpu(_computed_once, jax.lax.optimization_barrier, found)
+        found = on_cpu(_computed_once, jax.lax.optimization_barrier, found)
+        if not self.growth:
+            return found
+        stretches = positions[..., None, None] // int(self.original_max_positions)
+        return *found, 1 + self.growth * jnp.log1p(stretches.astype(jnp.float32))
 
 
 def _computed_once(found: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -113,6 +125,11 @@ def _yarn(rope: Rope, freq: np.ndarray) -> np.ndarray:
     return stretch * freq / rope.factor + (1 - stretch) * freq
 
 
+def yarn_growth(factor: float, mscale: float = 1.0) -> float:
+    """Returns the square root of the factor by which YaRN's scores grow (section 3.4, eq. 22)."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
     "default": lambda rope, freq: freq,
     "linear": lambda rope, freq: freq / rope.factor,  # Chen et al. 2023, arXiv 2306.15595
@@ -123,14 +140,20 @@ SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
 }
 
 
-def rotate(x: Array, rotations: tuple[Array, Array]) -> Array:
+def rotate(x: Array, rotations: tuple[Array, ...], interleaved: bool = False) -> Array:
     """Rotates the first R dimensions of [B, N, H, D].
 
-    Dimension i pairs with i + R/2, as in Hugging Face files.
+    Dimension i pairs with i + R/2, as in most Hugging Face files.  If `interleaved`, dimension 2i
+    pairs with 2i + 1, and the result has the dimensions in the order of the other form, which
+    changes no product of two rotated vectors.
     """
-    cos, sin = rotations
+    cos, sin = rotations[:2]
     half = cos.shape[-1]
-    first, second = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
+    if interleaved:
+        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+    else:
+        first, second = x[..., :half], x[..., half : 2 * half]
+    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
     turned = jnp.concatenate(
         [first * cos - second * sin, second * cos + first * sin], axis=-1
     ).astype(x.dtype)

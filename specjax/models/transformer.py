@@ -10,75 +10,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax._internal.platforms import on_cpu
-from specjax.caches import KVCache, Memory, WindowedCache
-from specjax.models.attention import attend, causal_attend, cpu_attend
+from specjax.caches import (
+    Both,
+    HybridCache,
+    KVCache,
+    LayerState,
+    Memory,
+    Staged,
+    WindowedCache,
+    Written,
+)
+from specjax.models.attention import attend, cpu_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
+from specjax.models.feed_forward import MLP, Experts
+from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
+from specjax.models.mixers import MIXERS, Attention, Rotations
 from specjax.models.products import dot_general
-from specjax.models.rope import rotate
 from specjax.types import ModelOutput
 
-_Rotations = tuple[Array, Array] | None
-_Memory = KVCache | None  # the cache of one layer
-
-
-class Attention(nn.Module):
-    """Grouped-query attention, which stages its keys and values if there is a cache."""
-
-    config: TransformerConfig
-    window: int | None
-    dense: Callable[..., Dense]
-    attend: Callable[..., Array] = attend
-
-    @nn.compact
-    def __call__(
-        self, x: Array, rotations: _Rotations, memory: Memory | None, visible: Array | None
-    ) -> tuple[Array, Array, Array]:
-        c = self.config
-        batch, width, _ = x.shape
-
-        def project(name: str, heads: int, normed: bool = False) -> Array:
-            axis = "heads" if name == "q" else "kv_heads"
-            y = self.dense(
-                heads * c.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, name=name
-            )(x)
-            # Otherwise a TPU turns the kernel, so that its product lies as the heads are read.
-            y = on_cpu(lambda y: y, jax.lax.optimization_barrier, y)
-            if normed and c.qk_norm == "whole":
-                y = Norm(c, "rms", axis, name=f"{name}_norm")(y)
-            y = y.reshape(batch, width, heads, c.head_dim)
-            if normed and c.qk_norm == "head":
-                y = Norm(c, "rms", "head_dim", name=f"{name}_norm")(y)
-            return rotate(y, rotations) if normed and rotations is not None else y
-
-        query = project("q", c.num_heads, normed=True)
-        keys = project("k", c.num_kv_heads, normed=True).swapaxes(1, 2)
-        values = project("v", c.num_kv_heads).swapaxes(1, 2)
-        if memory is not None:
-            keys, values = memory.stage(keys, values)
-        if visible is None:
-            mixed = causal_attend(
-                query, keys, values, c.query_scale, c.attention_softcap, self.window
-            )
-        else:
-            mixed = self.attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
-        out = self.dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")
-        return out(mixed), keys, values
+_Memory = Memory | LayerState | Both | None  # the cache of one layer
+_Visible = Array | tuple[Array | None, Array | None] | None
 
 
 class Layer(nn.Module):
-    """Attention, then an MLP, each added to the residual stream.
+    """A mixer, then a feed-forward part, each added to the residual stream; or one of the two.
 
-    `config.norm_order` says where the norms are.
+    The configuration says where the norms are.
     """
 
     config: TransformerConfig
@@ -88,28 +52,74 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, rotations: _Rotations, memory: Memory | None, visible: Array | None
-    ) -> tuple[Array, Array, Array]:
-        c = self.config
+        self,
+        x: Array,
+        rotations: Rotations,
+        memory: _Memory,
+        visible: _Visible,
+    ) -> tuple[Array, Written]:
+        """Returns the stream [B, N, E] after the layer, and the layer's cache; as its mixer does.
+
+        For a mixer with a state, `visible` [B or 1, N, N] has the ancestors of each token among the
+        N, itself included.  For a mixer beside attention it is a pair: that of attention, and the
+        ancestors.
+        """
+        c, order = self.config, self.config.norm_order_of(self.index)
 
         def norm(name: str, y: Array) -> Array:
             return Norm(c, name=name)(y)
 
-        before = c.norm_order in ("pre", "sandwich", "parallel")
-        after = c.norm_order in ("post", "sandwich")
-        window = c.window_of(self.index)
-        attention = Attention(c, window, self.dense, self.attend, name="attention")
-        mixed, keys, values = attention(
-            norm("attention_norm", x) if before else x, rotations, memory, visible
-        )
-        mlp = (Experts if c.is_sparse(self.index) else MLP)(c, self.dense, name="mlp")
-        if c.norm_order == "parallel":
-            return x + mixed + mlp(norm("mlp_norm", x)), keys, values
-        x = x + (norm("attention_post_norm", mixed) if after else mixed)
-        x = norm("attention_post_norm", x) if c.norm_order == "after" else x
+        def branch(y: Array) -> Array:
+            return scaled(y, c.branch_scale)
+
+        before = order not in ("post", "after")
+        after = order in ("post", "sandwich")
+        alone = c.branch_of(self.index)
+        if alone == "mlp":
+            normed, mixed = x, None
+            state = LayerState(()) if memory is None else cast(LayerState, memory)
+            written = state.stage(Staged(()))
+        else:
+            normed = norm("attention_norm", x) if before else x
+            mixed, written = self._mix(normed, rotations, memory, visible)
+        if mixed is not None and order not in ("parallel", "shared"):
+            x = x + branch(norm("attention_post_norm", mixed) if after else mixed)
+            x = norm("attention_post_norm", x) if order == "after" else x
+        if alone == "mixer":
+            return x, written
+        if c.is_sparse(self.index):
+            mlp = Experts(c, self.dense, self.attend is cpu_attend, name="mlp")
+        else:
+            mlp = MLP(c, self.dense, name="mlp")
+        if mixed is not None and order in ("parallel", "shared"):
+            read = normed if order == "shared" else norm("mlp_norm", x)
+            return x + branch(mixed) + branch(mlp(read)), written
         added = mlp(norm("mlp_norm", x) if before else x)
-        x = x + (norm("mlp_post_norm", added) if after else added)
-        return norm("mlp_post_norm", x) if c.norm_order == "after" else x, keys, values
+        x = x + branch(norm("mlp_post_norm", added) if after else added)
+        return norm("mlp_post_norm", x) if order == "after" else x, written
+
+    def _mix(
+        self, x: Array, rotations: Rotations, memory: _Memory, visible: _Visible
+    ) -> tuple[Array, Written]:
+        c, mixer = self.config, self.config.mixer_of(self.index)
+
+        beside = None if mixer is None else mixer.attention()
+        attention = functools.partial(
+            Attention, c, c.window_of(self.index), self.dense, self.attend, name="attention"
+        )
+        if mixer is None:
+            slots = cast(Memory | None, memory)
+            return attention()(x, rotations, slots, cast(Array | None, visible))
+        other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
+        if beside is None:
+            return other(x, rotations, memory, visible)
+        slots, state = (None, None) if memory is None else cast(Both, memory)
+        seen, ancestors = cast(tuple[Array | None, Array | None], visible)
+        mixed, state = other(x, rotations, state, ancestors)
+        attended, pair = attention(key_scale=beside.key_scale)(
+            scaled(x, beside.input_scale), rotations, cast(Memory | None, slots), seen
+        )
+        return mixed + scaled(attended, beside.output_scale), Both(pair, state)
 
 
 class Transformer(nn.Module):
@@ -151,20 +161,31 @@ class Transformer(nn.Module):
     def num_taps(self) -> int:
         return self.config.num_layers + 2
 
-    def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
+    def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache | HybridCache:
         """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
-        c = self.config
-        form = WindowedCache if c.windows else KVCache
-        cache = form.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
-        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
-        return dataclasses.replace(cache, windows=c.windows) if c.windows else cache
+        c, every = self.config, range(self.config.num_layers)
+        slots = [c.slots_of(i) for i in every]
+        windows = tuple(c.window_of(i) for i in every if slots[i]) if c.windows else ()
+        form = WindowedCache if windows else KVCache
+        cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
+        # The kernel reads the caches of attention as the configuration's fields say.
+        plain = not c.sinks and all(c.attends(i) for i in every if slots[i])
+        cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
+        if windows:
+            cache = dataclasses.replace(cache, windows=windows)
+        recurrent = tuple(c.has_state(i) for i in every)
+        if not any(recurrent):
+            return cache
+        mixers = (c.mixer_of(i) for i in every if recurrent[i])
+        states = (LayerState(()) if m is None else m.state(batch, dtype) for m in mixers)
+        return HybridCache(cache, tuple(states), recurrent, tuple(map(bool, slots)))
 
     @nn.compact
     def __call__(
         self,
         tokens: Array,
         positions: Array,
-        cache: KVCache | None = None,
+        cache: KVCache | HybridCache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
@@ -197,29 +218,32 @@ class Transformer(nn.Module):
             x = x + look_up(learned, positions + c.position_offset)
 
         # Layers of one kind share their rotations and masks.
-        ropes = {c.rope_of(i) for i in range(c.num_layers)}
+        ropes = {(c.rope_of(i), c.rotated_of(i)) for i in range(c.num_layers)}
         rotations = {
-            rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes
+            (rope, size): None if rope is None else rope.rotations(positions, size)
+            for rope, size in ropes
         }
-        kinds = {
-            c.window_of(i): None if cache is None else cache.layer(i) for i in range(c.num_layers)
-        }
+        memories = [None if cache is None else cache.layer(i) for i in range(c.num_layers)]
+        kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
         visible = {
-            window: _visible(window, positions, memory, mask) for window, memory in kinds.items()
+            kind: _visible(kind[1], positions, memory, mask, kind[2])
+            for kind, memory in dict(zip(kinds, memories, strict=True)).items()
         }
-        keys, values, streams = [], [], [x]
+        written, streams = [], [x]
         block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
-            memory = None if cache is None else cache.layer(i)
             layer = block(c, i, dense, self.attend, name=f"layer_{i}")
-            x, k, v = layer(x, rotations[c.rope_of(i)], memory, visible[c.window_of(i)])
+            turned = rotations[c.rope_of(i), c.rotated_of(i)]
+            x, part = layer(x, turned, memories[i], visible[kinds[i]])
             streams.append(x)
-            keys.append(k)
-            values.append(v)
+            written.append(part)
         hidden = Norm(c, name="norm")(x) if c.final_norm else x
         streams.append(hidden)
         if c.embedding_size is not None:
             hidden = linear("project_out", size, ("embed", "embed_in"))(hidden)
+        if c.logit_scale != 1.0:
+            # So all who multiply hidden states by `head_matrix` have the logits.
+            hidden = hidden * jnp.asarray(c.logit_scale, hidden.dtype)
         if c.tied_embeddings and not self.separate_head:
             logits = self.dot_general(hidden, embedding, (((hidden.ndim - 1,), (1,)), ((), ())))
         else:
@@ -227,20 +251,31 @@ class Transformer(nn.Module):
         if c.logit_softcap is not None:
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
         if cache is not None:
-            cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
+            cache = cache.with_layers(written)
         features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
         return ModelOutput(logits, hidden, cache, features)
 
 
 def _visible(
-    window: int | None, positions: Array, memory: _Memory, mask: Array | None
-) -> Array | None:
+    window: int | None,
+    positions: Array,
+    memory: _Memory,
+    mask: Array | None,
+    both: bool = False,
+) -> _Visible:
     """Returns [B, N, S] bool: the slots (without a cache: tokens) that each token attends to.
 
-    None means plain causal attention.
+    None means plain causal attention.  A layer with a state has no slots, and reads `mask`.  A
+    layer with both gets a pair of the two.
     """
+    if both:
+        slots = None if memory is None else cast(Both, memory).slots
+        seen = _visible(window, positions, cast(Memory | None, slots), mask)
+        return cast(Array | None, seen), mask
+    if isinstance(memory, LayerState):
+        return mask
     if memory is not None:
-        return memory.visible(positions, mask, window)
+        return cast(KVCache, memory).visible(positions, mask, window)
     if mask is None or window is None:
         return mask
     return mask & (positions[:, :, None] - positions[:, None] < window)

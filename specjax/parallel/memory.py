@@ -13,9 +13,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from specjax._internal.platforms import Device, default_devices
-from specjax.caches import KVCache
+from specjax.caches import KVCache, LayerState
 from specjax.parallel.meshes import make_mesh
-from specjax.parallel.sharding import by_row, mesh_of
+from specjax.parallel.sharding import by_row, is_memory, mesh_of
 
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _MEMINFO = pathlib.Path("/proc/meminfo")
@@ -24,9 +24,12 @@ _MEMINFO = pathlib.Path("/proc/meminfo")
 def device_bytes(state: object, mesh: Mesh | None) -> int:
     """Returns the bytes of a state (arrays or shapes) on each device of `mesh`."""
 
-    def held(leaf: KVCache | Array) -> int:
+    def held(leaf: KVCache | LayerState | Array) -> int:
         if isinstance(leaf, KVCache):
             return bytes_of((leaf.keys, leaf.values), leaf.sharding) + held(leaf.length)
+        if isinstance(leaf, LayerState):
+            columns, whole = (None, None) if leaf.sharding is None else leaf.shardings
+            return bytes_of(leaf.columns, columns) + bytes_of(leaf.state, whole)
         return bytes_of(leaf, None if mesh is None else by_row(mesh))
 
     def bytes_of(leaves: object, at: NamedSharding | None) -> int:
@@ -35,7 +38,7 @@ def device_bytes(state: object, mesh: Mesh | None) -> int:
             for x in jax.tree.leaves(leaves)
         )
 
-    return sum(map(held, jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, KVCache))))
+    return sum(map(held, jax.tree.leaves(state, is_leaf=is_memory)))
 
 
 def devices_of(params: object) -> set[Device]:

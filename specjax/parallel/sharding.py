@@ -24,7 +24,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.caches import KVCache
+from specjax.caches import KVCache, LayerState
 from specjax.contract import Model
 from specjax.models import LinenModel, Transformer
 from specjax.parallel.meshes import alike, with_kv_copies
@@ -51,6 +51,7 @@ RULES: Rules = {
     "vocab": ("model", "kv_copies"),
     "heads": ("model", "kv_copies"),
     "kv_heads": "model",
+    "states": ("model", "kv_copies"),
     "mlp": ("model", "kv_copies"),
     "expert_mlp": ("model", "kv_copies"),
     "features": ("model", "kv_copies"),
@@ -71,7 +72,7 @@ the parameters of a layer when it reads them (Rajbhandari et al. 2019, arXiv 191
 5.3).
 """
 
-_INDIVISIBLE = ("kv_heads", "vocab", "features")
+_INDIVISIBLE = ("kv_heads", "states", "vocab", "features")
 """Axes that are not split if the mesh does not divide their size; other axes are then refused.
 
 An embedding or an output matrix whose "vocab" is not split is split along "embed" instead.
@@ -94,6 +95,8 @@ def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Shardings:
     if isinstance(model.module, Transformer):
         c = model.module.config
         units = {"heads": c.num_heads, "kv_heads": c.num_kv_heads}
+        if counts := [mixer.units() for mixer in c.mixers if mixer]:
+            units["states"] = math.gcd(*counts)
     return module_shardings(model.module, mesh, rules, tokens, tokens, units=units)
 
 
@@ -285,7 +288,7 @@ def by_row(mesh: Mesh, rules: Rules = RULES) -> NamedSharding:
 def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES) -> _T:
     """Shards a new state over a mesh, inside a jitted function.
 
-    Every leaf is split by row, and the layers of a KV cache by head too.
+    Every leaf is split by row, and the layers of a KV cache and the states of layers by head too.
 
     Args:
       state: of a decoder, or a subtree of its state; the number of rows is a multiple of
@@ -298,21 +301,35 @@ def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = 
     if mesh is None:
         return state
     rows = by_row(mesh, rules)
-    axis = _axes(mesh, rules.get("kv_heads"))
-    parts = _size(mesh, axis) if split_heads else 1
 
-    def shard(leaf: KVCache | Array) -> KVCache | Array:
-        at: NamedSharding | KVCache = rows
+    def split(rule: str, *sizes: int) -> NamedSharding:
+        """Returns the sharding by row and by heads, if the devices divide these sizes."""
+        axis = _axes(mesh, rules.get(rule)) if split_heads else ()
+        parts = _size(mesh, axis)
+        if parts == 1 or any(size % parts for size in sizes):
+            return rows
+        return NamedSharding(mesh, PartitionSpec(*(rows.spec or (None,)), _entry(axis)))
+
+    def shard(leaf: KVCache | LayerState | Array) -> KVCache | LayerState | Array:
+        at: NamedSharding | KVCache | LayerState = rows
         if isinstance(leaf, KVCache):
-            if parts > 1 and leaf.keys[0].shape[1] % parts == 0:
-                heads = NamedSharding(mesh, PartitionSpec(*(rows.spec or (None,)), _entry(axis)))
-            else:
-                heads = rows
+            heads = split("kv_heads", *(x.shape[1] for x in leaf.keys))
             leaf = dataclasses.replace(leaf, sharding=heads)
             at = dataclasses.replace(jax.tree.map(lambda _: heads, leaf), length=rows)
+        elif isinstance(leaf, LayerState):
+            sizes = [x.shape[2] for x in leaf.columns]
+            sizes += [] if leaf.state is None else [leaf.state.shape[1]]
+            leaf = dataclasses.replace(leaf, sharding=split("states", *sizes))
+            columns, whole = leaf.shardings
+            at = jax.tree.map(lambda x: columns if x.ndim == 3 else whole, leaf)
         return jax.lax.with_sharding_constraint(leaf, at)
 
-    return jax.tree.map(shard, state, is_leaf=lambda x: isinstance(x, KVCache))
+    return jax.tree.map(shard, state, is_leaf=is_memory)
+
+
+def is_memory(x: object) -> bool:
+    """Returns whether `x` is a cache whose parts are split in ways of their own."""
+    return isinstance(x, KVCache | LayerState)
 
 
 def layout(state: object) -> tuple[NamedSharding | None, ...] | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
-    from specjax.text.chat import SPECIAL_TOKENS, Messages, render
+    from specjax.text.chat import SPECIAL_TOKENS, Messages, render, unread_part
     from specjax.text.rust import no_panic
     from specjax.text.sandbox import ask
     from specjax.text.stop_strings import Texts
@@ -25,5 +25,6 @@ __all__ = [
     "render",
     "token_bytes",
     "translate",
+    "unread_part",
     "vocabulary_digest",
 ]

@@ -31,6 +31,13 @@ SPECIAL_TOKENS = (
 )
 """The fields of a tokenizer's files that name a special token, in every tokenizer."""
 
+_MEDIA = tuple(
+    f"{before}{kind}{after}"
+    for kind in ("image", "video", "audio")
+    for before, after in (("", ""), ("", "_url"), ("input_", ""))
+)
+"""The types of parts of messages that are no text, in the templates of models and of OpenAI."""
+
 _SPECIAL = Kind('a text, or an object with a text "content"', lambda text: isinstance(text, str))
 
 
@@ -61,6 +68,10 @@ def render(
         raise ValueError(
             f'messages={shown(messages)}; pass a list like [{{"role": "user", "content": "..."}}]'
         )
+    for place, turn in enumerate(turns):
+        for part in items(turn.get("content")) or ():
+            if (fault := unread_part(part)) is not None:
+                raise ValueError(f"messages[{place}] {fault}")
     config = _object(files, "tokenizer_config.json")
     source, where = _template(files, config)
     if source is None:
@@ -99,6 +110,21 @@ def _plain(value: object) -> object:
     if listed is None:
         raise TypeError(f"it holds a {type(value).__name__}")
     return listed
+
+
+def unread_part(part: Mapping[str, object]) -> str | None:
+    """Returns what is said of a part of a message that holds no text; None: it may be one.
+
+    Without this a template would write the placeholder of an image, which is no image.
+    """
+    kind = part.get("type")
+    kind = next((name for name in _MEDIA if name in part), None) if kind is None else kind
+    if kind not in _MEDIA:
+        return None
+    return (
+        f"has a part of the type {shown(kind)}: specjax reads text, and of a model that also reads "
+        "images or sound it loads only the text model; send parts of the type text"
+    )
 
 
 def _is_message(message: object) -> bool:

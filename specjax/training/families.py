@@ -25,7 +25,8 @@ def alike(
     """Returns a configuration of the same family with other sizes.
 
     With another hidden size, MLPs, experts and the number of heads are scaled with it, unless they
-    are asked for; a head keeps its size.  More layers repeat the kinds of layers from the first.
+    are asked for; a head keeps its size.  More layers repeat the kinds of layers
+    from the first, but not dense layers before experts.
 
     Args:
       sizes: the requested sizes by name; None: the size of that configuration.
@@ -40,7 +41,7 @@ def alike(
     hidden = sizes["hidden_size"] or config.hidden_size
     scale = hidden / config.hidden_size
     # In some families the heads make up the hidden size, and config.json has no size of a head.
-    divided = config.num_heads * config.head_dim == config.hidden_size
+    divided = config.num_heads * config.head_dim == config.hidden_size and not config.mixers
     heads, head_dim = sizes["num_heads"], config.head_dim
     if heads is None:
         heads = max(1, hidden // head_dim if divided else round(config.num_heads * scale))
@@ -58,14 +59,16 @@ def alike(
     positions = stretched(config, context).max_positions
     if config.position_offset is not None:
         positions = max(context, config.max_positions)
-    wanted = config.keep([i % config.num_layers for i in layers])
+    expert = _scaled(config.expert_size, scale) if config.num_experts else 0
+    wanted = config.keep([_repeated(config, i) for i in layers])
     return written(
         dataclasses.replace(
             wanted,
             vocab_size=vocab_size,
             hidden_size=hidden,
             mlp_size=sizes["mlp_size"] or _scaled(config.mlp_size, scale),
-            expert_size=_scaled(config.expert_size, scale) if config.num_experts else 0,
+            expert_size=expert,
+            shared_size=config.shared_size * expert // max(config.expert_size, 1),
             num_heads=heads,
             num_kv_heads=sizes["num_kv_heads"] or divisors[-1],
             head_dim=head_dim,
@@ -73,6 +76,18 @@ def alike(
         ),
         name,
     )
+
+
+def _repeated(config: TransformerConfig, layer: int) -> int:
+    """Returns the layer of a model whose kind layer `layer` of a longer student has.
+
+    Dense layers before layers that all have experts are not repeated.
+    """
+    sparse = [config.is_sparse(i) for i in range(config.num_layers)]
+    first = sparse.index(True) if True in sparse else 0
+    if not all(sparse[first:]):
+        first = 0
+    return layer if layer < first else first + (layer - first) % (config.num_layers - first)
 
 
 def _scaled(size: int, scale: float) -> int:

@@ -87,6 +87,25 @@ def test_a_template_reaches_nothing(attack):
 
 
 @pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://x/y.png"}}, "image_url"),
+        ({"type": "image", "image": "y.png"}, "image"),
+        ({"image": "y.png"}, "image"),
+        ({"type": "video"}, "video"),
+        ({"type": "input_audio", "input_audio": {}}, "input_audio"),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused(part, kind):
+    """A template would write a placeholder for it, and the model would read the placeholder."""
+    turns = [CHATS["one"][0], {"role": "user", "content": [{"type": "text", "text": "hi"}, part]}]
+    with pytest.raises(ValueError, match=f"messages\\[1\\] has a part of the type '{kind}'"):
+        render(files("{{ messages }}"), turns)
+    del turns[1]["content"][1]
+    assert "hi" in render(files("{{ messages }}"), turns)
+
+
+@pytest.mark.parametrize(
     ("template", "messages", "words"),
     [
         (None, CHATS["one"], "no chat template"),

@@ -230,6 +230,12 @@ def test_chats_and_tokenize(port):
     closed = {"messages": messages, "add_generation_prompt": False, "return_token_strs": True}
     words = post(port, "/tokenize", closed)
     assert len(words["token_strs"]) == words["count"] > 0
+    for kind in ("image_url", "refusal"):
+        part = {"type": kind, kind: {"url": "https://x/y.png"}}
+        shown = {"messages": [{"role": "user", "content": [messages[0]["content"][0], part]}]}
+        status, _, content = send(port, "POST", "/v1/chat/completions", shown)
+        said = json.loads(content)["error"]["message"]
+        assert status == 400 and f"messages[0] has a part of the type '{kind}'" in said
     status, _, content = send(port, "POST", "/tokenize", {"prompt": "x", "model": "gpt"})
     assert status == 404 and b"there is no model 'gpt'" in content
     # Without a limit a chat writes until the slot is full.

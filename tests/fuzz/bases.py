@@ -13,7 +13,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import specjax
-from specjax.models import LinenModel, Rope
+from specjax.models import LinenModel, Rope, Router
+from specjax.models.mixers import GatedDelta, Latent
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
 
@@ -25,6 +26,11 @@ _WHOLE = {"num_kv_heads": 2, "norm": "layer", "gated": False, "qkv_bias": True, 
           "mlp_bias": True}  # fmt: skip
 _LEARNED = {**_WHOLE, "rope": None, "position_offset": 0, "tied_embeddings": True}
 _EXPERTS = {"num_experts": 2, "experts_per_token": 1, "expert_size": 12}
+_LATENT = {
+    **_EXPERTS, "num_kv_heads": 2, "interleaved": True, "num_experts": 4, "shared_size": 12,
+    "mixers": (Latent(kv_rank=6, nope_dim=3, rope_dim=4, value_dim=5, q_rank=6),),
+}  # fmt: skip
+_SIGMOID = {**_LATENT, "router": Router("sigmoid", corrected=True, groups=2, scale=2.0)}
 _LATER = {"norm_order": "sandwich", "norm_offset": 1.0, "embedding_scale": 8**0.5,
           "tied_embeddings": True, "query_scale": 1 / 16, "activation": "gelu_tanh",
           "windows": (16,)}  # fmt: skip
@@ -34,6 +40,8 @@ _CHANGES: dict[str, dict[str, object]] = {
     "mixtral": {**_EXPERTS, "rope": Rope(1e6)},
     "qwen2": {"qkv_bias": True, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16)},
     "qwen3": {"qk_norm": "head"},
+    "qwen3_5_text": {"qk_norm": "head", "norm_offset": 1.0, "output_gate": True,
+                     "rope": Rope(fraction=0.5), "mixers": (GatedDelta(1, 2, 4, 4),)},
     "qwen3_moe": {**_EXPERTS, "qk_norm": "head"},
     "gemma": {"norm_offset": 1.0, "embedding_scale": 8**0.5, "tied_embeddings": True,
               "activation": "gelu_tanh"},
@@ -45,6 +53,41 @@ _CHANGES: dict[str, dict[str, object]] = {
     "gpt_neox": {**_WHOLE, "norm_order": "parallel", "rope": Rope(fraction=0.5)},
     "smollm3": {"rope": Rope(2e6), "ropes": (Rope(2e6),), "tied_embeddings": True},
     "olmo2": {"norm_order": "post", "qk_norm": "whole"},
+    "olmo3": {"norm_order": "post", "qk_norm": "whole", "rope": Rope(5e5), "windows": (16,)},
+    "seed_oss": {"qkv_bias": True},
+    "ministral3": {
+        "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)
+    },
+    "granite": {"embedding_scale": 2.0, "branch_scale": 0.5, "query_scale": 0.2,
+                "logit_scale": 0.5},
+    "exaone4": {"norm_order": "post", "qk_norm": "head", "windows": (16,), "ropes": (Rope(),)},
+    "hunyuan_v1_dense": {"qk_norm": "head", "qk_norm_last": True},
+    "ernie4_5": {"interleaved": True, "rope": Rope(5e5), "tied_embeddings": True},
+    "glm4": {"interleaved": True, "norm_order": "sandwich", "rope": Rope(fraction=0.5),
+             "qkv_bias": True},
+    "cohere2": {"interleaved": True, "norm": "centred", "norm_order": "shared", "windows": (16,),
+                "ropes": (Rope(),), "tied_embeddings": True, "logit_scale": 0.5},
+    "starcoder2": {**_WHOLE, "num_kv_heads": 1, "tied_embeddings": True,
+                   "activation": "gelu_tanh"},
+    "stablelm": {"norm": "layer", "norm_order": "shared", "qk_norm": "heads",
+                 "rope": Rope(fraction=0.5)},
+    "deepseek_v2": {**_LATENT, "normalise_experts": False},
+    "deepseek_v3": _SIGMOID,
+    "kimi_k2": _SIGMOID,
+    "glm4_moe_lite": _SIGMOID,
+    "mistral4": {
+        **_LATENT, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)
+    },
+    "qwen2_moe": {**_EXPERTS, "qkv_bias": True, "shared_size": 6, "shared_gate": True},
+    "glm4_moe": {**_EXPERTS, "rope": Rope(fraction=0.5), "shared_size": 12,
+                 "router": Router("sigmoid", corrected=True, scale=1.5)},
+    "minimax_m2": {**_EXPERTS, "qk_norm": "whole", "rope": Rope(5e6, fraction=0.5),
+                   "router": Router("sigmoid", corrected=True)},
+    "gpt_oss": {**_EXPERTS, "qkv_bias": True, "out_bias": True, "sinks": True, "windows": (16,),
+                "expert_bias": True, "normalise_experts": False, "gate_limit": 7.0,
+                "router": Router(of_chosen=True, bias=True)},
+    "ernie4_5_moe": {**_EXPERTS, "interleaved": True, "rope": Rope(5e5), "tied_embeddings": True,
+                     "router": Router(corrected=True), "shared_size": 24},
 }  # fmt: skip
 
 

@@ -4,11 +4,15 @@ the same text."""
 import dataclasses
 import json
 
+import dense_families
+import expert_families
 import folders
 import jax
 import jax.numpy as jnp
+import latent_families
 import numpy as np
 import pytest
+import recurrent_families
 import torch
 import transformers
 import transformers_folders
@@ -127,21 +131,24 @@ CONFIGS = {
         },
     },
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
+    **dense_families.cases(SIZES, original=160),
+    **recurrent_families.cases(SIZES),
+    **latent_families.cases(SIZES, original=160),
+    **expert_families.cases(SIZES, original=160),
 }  # fmt: skip
 CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
 
 
-def make(family, case, gain=1.0):
+def make(family, case, gain=1.0, **changes):
     """A random model of transformers, and its folder.
 
     `gain` scales its layers, so that its greedy text varies: large embeddings would otherwise
-    dominate.
+    dominate.  `changes` are other fields of the configuration.
     """
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **CONFIGS[family][case])
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager"
-    ).eval()
+    config = transformers_folders.configured(family, **{**CONFIGS[family][case], **changes})
+    auto = transformers_folders.auto(family)
+    model = auto.from_config(config, attn_implementation="eager").eval()
     middle = 0.0 if family.startswith("gemma") else 1.0
     with torch.no_grad():
         for name, leaf in model.named_parameters():
@@ -151,9 +158,13 @@ def make(family, case, gain=1.0):
                 leaf.mul_(gain)
             elif family.startswith("gemma") and gain > 1:
                 leaf.mul_(0.25)
-    return model, transformers_folders.write(
-        model, f"{family}-{case}-{gain}".replace(" ", "-"), tokens=False
-    )
+        for name, leaf in model.named_buffers():
+            if name.endswith("correction_bias"):
+                leaf.normal_(0.0, 0.3)
+    name = "-".join([family, case, *map(str, [gain, *changes.values()])]).replace(" ", "-")
+    folder = transformers_folders.write(model, name, tokens=False)
+    folders.edit(folder, model_type=family)
+    return model, folder
 
 
 def test_every_family_is_here():
@@ -171,9 +182,8 @@ def test_parity(family, case):
     assert again.model == loaded.model
     jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
     tokens = folders.random_tokens(20, vocab_size=96)
-    reloaded = transformers.AutoModelForCausalLM.from_pretrained(
-        copy, attn_implementation="eager"
-    ).eval()
+    auto = transformers_folders.auto(family)
+    reloaded = auto.from_pretrained(copy, attn_implementation="eager").eval()
     np.testing.assert_array_equal(theirs(reloaded, tokens), theirs(model, tokens))
 
 
@@ -231,6 +241,10 @@ def test_text(family):
         ("smollm3", "windows"),
         ("mixtral", "two of four"),
         ("opt", "norms before"),
+        ("ministral3", "growth"),
+        ("cohere2", "tied"),
+        ("stablelm", "parallel, norms of heads"),
+        ("mistral4", "growing queries"),
     ],
 )
 def test_tree(family, case):
@@ -279,6 +293,26 @@ def test_tree(family, case):
         ("gpt_neox", {"rope_parameters": None, "rotary_emb_base": 0}, "rotary_emb_base is 0"),
         ("gpt_neox", {"use_parallel_residual": "false"}, 'use_parallel_residual is "false"'),
         ("gpt_neox", {"attention_bias": None}, "attention_bias is null"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, 'topk_method is "noaux_tc"'),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob=True"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
+        ("deepseek_v3", {"mlp_bias": True}, "mlp_bias=True"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
+        ("deepseek_v3", {"n_group": 4}, "6 experts cannot be cut into 4 groups"),
+        (
+            "kimi_k2",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}},
+            "mscale_all_dim=1.0",
+        ),
+        (
+            "glm4_moe_lite",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor=0.5",
+        ),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense", "other"]}, '"other"'),
+        ("mistral4", {"q_lora_rank": -1}, "q_lora_rank is -1"),
         ("gpt2", {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is NaN"),
         ("gpt2", {"tie_word_embeddings": "false"}, 'tie_word_embeddings is "false"'),
         ("opt", {"do_layer_norm_before": "false"}, 'do_layer_norm_before is "false"'),
@@ -320,7 +354,7 @@ def test_refused_switch(family, change, message):
 def test_what_holds_where_a_file_is_silent(family, tmp_path):
     """Each field but the sizes is left out in turn; the default must be that of transformers."""
     sizes = {"max_position_embeddings", "num_key_value_heads"}
-    config = transformers.AutoConfig.for_model(family, **next(iter(CONFIGS[family].values())))
+    config = transformers_folders.configured(family, **next(iter(CONFIGS[family].values())))
     config.save_pretrained(tmp_path)
     whole, compared = json.loads((tmp_path / "config.json").read_text()), 0
     for key in set(whole) - sizes - {"model_type", "architectures"}:

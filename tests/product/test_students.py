@@ -13,6 +13,7 @@ import pytest
 import torch
 import trained
 import transformers
+import transformers_folders
 from test_families import CASES, CONFIGS, make
 from test_models import ours, theirs
 
@@ -33,7 +34,7 @@ def options(folder, **changes):
 
 
 def config_of(family, case):
-    made = transformers.AutoConfig.for_model(family, **CONFIGS[family][case]).to_dict()
+    made = transformers_folders.configured(family, **CONFIGS[family][case]).to_dict()
     return FAMILIES[family].read_config({**made, "model_type": family})
 
 

@@ -57,16 +57,16 @@ class FirstLayer(nn.Module):
         rotations: tuple[Array, Array] | None,
         memory: Memory | None,
         visible: Array | None,
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Array, tuple[Array, Array]]:
         c = self.config.layers
         token = Norm(c, name="embedding_norm")(embedded)
         feature = Norm(c, name="feature_norm")(features)
         residual = feature if self.config.norm_before_residual else features
         attention = Attention(c, c.window_of(0), self.dense, name="attention")
         both = jnp.concatenate([token.astype(feature.dtype), feature], axis=-1)
-        mixed, keys, values = attention(both, rotations, memory, visible)
+        mixed, written = attention(both, rotations, memory, visible)
         x = residual + mixed
-        return x + MLP(c, self.dense, name="mlp")(Norm(c, name="mlp_norm")(x)), keys, values
+        return x + MLP(c, self.dense, name="mlp")(Norm(c, name="mlp_norm")(x)), written
 
 
 class Eagle3(nn.Module):
@@ -129,18 +129,17 @@ class Eagle3(nn.Module):
         rotations = {
             rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes
         }
-        x, keys, values = features, [], []
+        x, written = features, []
         for i, layer in enumerate(self.layers):
             memory = visible = None
             if cache is not None:
                 memory = cache.layer(i)
                 visible = memory.visible(positions, mask, c.window_of(i))
             inputs = (embedded, x) if i == 0 else (x,)
-            x, k, v = layer(*inputs, rotations[c.rope_of(i)], memory, visible)
-            keys.append(k)
-            values.append(v)
+            x, part = layer(*inputs, rotations[c.rope_of(i)], memory, visible)
+            written.append(part)
         if cache is not None:
-            cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
+            cache = cache.with_layers(written)
         normed = self.norm(x)
         return normed if self.config.feeds_normed else x, normed, cache
 

@@ -25,6 +25,7 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -48,24 +49,33 @@ _SIZES = {
     "original_max_position_embeddings": "max_positions",
     "n_positions": "max_positions",
     "word_embed_proj_dim": "embedding_size",
-    "num_local_experts": "num_experts",
     "num_experts": "num_experts",
     "num_experts_per_tok": "experts_per_token",
     "moe_intermediate_size": "expert_size",
     "decoder_sparse_step": "num_layers",
     "no_rope_layer_interval": "num_layers",
-    "sliding_window_pattern": "num_layers",
     "_sliding_window_pattern": "num_layers",
 }
 """Fields that are whole numbers of at least 1, and our size with the same greatest value."""
 
 _NAME = Kind("a text, or null", lambda value: isinstance(value, str))
+_PERIOD = count(0, MOST["num_layers"])
 _KINDS = {
     **{name: count(1, MOST[ours]) for name, ours in _SIZES.items()},
+    "num_local_experts": count(0, MOST["num_experts"]),
     **dict.fromkeys(("max_window_layers", "sliding_window"), count(0, 2**31 - 1)),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), _NAME),
     "mlp_only_layers": LAYERS,
+    # EXAONE 4 writes a text of L (sliding) and G (full), which is repeated.
+    "sliding_window_pattern": Kind(
+        f"{_PERIOD.wanted}, or a text of L and G",
+        lambda value: (
+            bool(value) and not set(value) - set("LG")
+            if isinstance(value, str)
+            else _PERIOD.accepts(value)
+        ),
+    ),
 }
 _PER_LAYER = {
     "layer_types": TEXT,

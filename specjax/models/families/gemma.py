@@ -6,6 +6,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import (
     activation,
+    check_sizes,
     flag,
     given,
     number,
@@ -81,6 +82,7 @@ def _read_gemma2(config: Config) -> TransformerConfig:
 
 
 def _read_gemma3(config: Config) -> TransformerConfig:
+    check_sizes(config, optional=("sliding_window_pattern",))
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     later = _later(config, pattern)
     kinds = config.get("rope_parameters")

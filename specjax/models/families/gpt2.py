@@ -105,5 +105,5 @@ GPT2 = Family(
     _write,
     _tensors,
     ignored=(".attn.bias", ".attn.masked_bias"),  # causal masks
-    prefix="transformer.",
+    prefixes={"transformer.": ("transformer.", "")},
 )

@@ -6,6 +6,9 @@ Most later families are variations of this one: their files call `read_llama`, `
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from specjax.models.config import TransformerConfig
@@ -33,6 +36,7 @@ _NORMS = {
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_post_norm": "post_feedforward_layernorm",
     },
+    "shared": {"attention_norm": "input_layernorm"},
 }
 
 
@@ -103,44 +107,84 @@ def write_llama(c: TransformerConfig, **changes: object) -> Config:
 
 
 def llama_tensors(
-    c: TransformerConfig, experts: str = "mlp", expert_parts: tuple[str, ...] = ()
+    c: TransformerConfig,
+    experts: str = "mlp",
+    expert_parts: tuple[str, ...] = (),
+    mixers: Callable[[TransformerConfig, int], list[Tensor]] | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Tensor]:
     """Returns every tensor that the files must hold.
 
     Args:
       c: the configuration.
+      mixers: returns the tensors of a layer's mixer that is not attention, by the layer's index.
       experts: the name of the block that holds the experts.
       expert_parts: the names of an expert's gate, up and down matrices.
+      names: of the modules that are not named as in Llama, by our name.
     """
-    rows = [
-        Tensor("model.embed_tokens.weight", ("embedding",)),
-        Tensor("model.norm.weight", ("norm", "weight")),
-    ]
+
+    def norm(name: str, path: tuple[str, ...]) -> list[Tensor]:
+        kinds = ("weight", "bias") if c.norm == "layer" else ("weight",)
+        return [Tensor(f"{name}.{kind}", (*path, kind)) for kind in kinds]
+
+    rows = [Tensor("model.embed_tokens.weight", ("embedding",))]
+    rows += norm("model.norm", ("norm",))
     if not c.tied_embeddings:
         rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
     for i in range(c.num_layers):
         theirs, ours = f"model.layers.{i}", f"layer_{i}"
-        for name, norm in _NORMS[c.norm_order].items():
-            rows.append(Tensor(f"{theirs}.{norm}.weight", (ours, name, "weight")))
-        for part in "qk" if c.qk_norm else "":
-            rows.append(
-                Tensor(
-                    f"{theirs}.self_attn.{part}_norm.weight",
-                    (ours, "attention", f"{part}_norm", "weight"),
-                )
-            )
-        for part in "qkvo":
-            bias = c.out_bias if part == "o" else c.qkv_bias
-            rows += dense(f"{theirs}.self_attn.{part}_proj", (ours, "attention", part), bias)
+        branch = c.branch_of(i)
+        for name, there in _NORMS[c.norm_order_of(i)].items():
+            if branch in ("both", "mlp" if name.startswith("mlp") else "mixer"):
+                rows += norm(f"{theirs}.{names.get(name, there)}", (ours, name))
+        if mixers is not None and c.mixer_of(i) is not None:
+            rows += mixers(c, i)
+        if c.attends(i):
+            rows += attention_tensors(c, f"{theirs}.self_attn", (ours, "attention"), names)
+        if branch == "mixer":
+            continue
         if not c.is_sparse(i):
-            for part in ("gate", "up", "down"):
-                rows += dense(f"{theirs}.mlp.{part}_proj", (ours, "mlp", part), c.mlp_bias)
+            for part in ("gate", "up", "down") if c.gated else ("up", "down"):
+                there = f"{theirs}.mlp.{names.get(part, f'{part}_proj')}"
+                rows += dense(there, (ours, "mlp", part), c.mlp_bias)
             continue
         rows += dense(f"{theirs}.{experts}.gate", (ours, "mlp", "router"), False)
         for expert in range(c.num_experts):
             for part, name in zip(("gate", "up", "down"), expert_parts, strict=True):
                 name = f"{theirs}.{experts}.experts.{expert}.{name}.weight"
                 rows.append(Tensor(name, (ours, "mlp", part), transpose=True, at=expert))
+    return rows
+
+
+def attention_tensors(
+    c: TransformerConfig, theirs: str, ours: tuple[str, ...], names: Mapping[str, str]
+) -> list[Tensor]:
+    """Returns the tensors of attention; a gate of its output lies in `q_proj`, head by head."""
+    rows = []
+    for part, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)) if c.qk_norm else ():
+        there, path = f"{theirs}.{names.get(part, part)}", (*ours, part, "weight")
+        if c.qk_norm == "heads":
+            rows += [Tensor(f"{there}.norms.{h}.weight", path, at=h) for h in range(heads)]
+        else:
+            rows.append(Tensor(f"{there}.weight", path))
+    for part in "qkvo":
+        bias = c.out_bias if part == "o" else c.qkv_bias
+        parts = dense(f"{theirs}.{part}_proj", (*ours, part), bias)
+        if part == "q" and c.output_gate:
+            heads, size = c.num_heads, c.head_dim
+            for row in parts:
+                rest = (c.hidden_size,) if row.transpose else ()
+                for number, name in enumerate(("q", "gate")):
+                    half = dataclasses.replace(
+                        row,
+                        path=(*ours, name, row.path[-1]),
+                        shape=(2 * heads * size, *rest),
+                        view=(heads, 2, size, *rest),
+                        index=(slice(None), number),
+                    )
+                    rows.append(half)
+        else:
+            rows += parts
     return rows
 
 

@@ -98,4 +98,4 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
     return rows
 
 
-OPT = Family("OPTForCausalLM", _read, _write, _tensors, prefix="model.")
+OPT = Family("OPTForCausalLM", _read, _write, _tensors, prefixes={"model.": ("model.", "")})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import number, read_windows, refuse, write_windows
+from specjax.models.families.fused import fused
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 from specjax.models.families.positions import read_context, read_rope
 
@@ -32,45 +31,17 @@ def _write(c: TransformerConfig) -> Config:
     return config
 
 
-def _fused(
-    rows: list[Tensor], name: str, parts: tuple[str, ...], sizes: tuple[int, ...], width: int
-) -> list[Tensor]:
-    """Replaces the rows of `parts` by slices of one tensor."""
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    slices = {
-        part: slice(start, start + size)
-        for part, start, size in zip(parts, starts, sizes, strict=True)
-    }
-    return [
-        dataclasses.replace(row, name=name, shape=(sum(sizes), width), index=(slices[row.path[2]],))
-        if row.path[2] in slices
-        else row
-        for row in rows
-    ]
-
-
 def _tensors(c: TransformerConfig) -> list[Tensor]:
     heads, shared = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    layers = [row for row in llama_tensors(c) if len(row.path) == 4]
-    table = [row for row in llama_tensors(c) if len(row.path) != 4]
+    attention, mlp = (
+        {"q": heads, "k": shared, "v": shared},
+        {"gate": c.mlp_size, "up": c.mlp_size},
+    )
+    rows = llama_tensors(c)
     for i in range(c.num_layers):
-        rows = [row for row in layers if row.path[0] == f"layer_{i}"]
-        name = f"model.layers.{i}"
-        rows = _fused(
-            rows,
-            f"{name}.self_attn.qkv_proj.weight",
-            ("q", "k", "v"),
-            (heads, shared, shared),
-            c.hidden_size,
-        )
-        table += _fused(
-            rows,
-            f"{name}.mlp.gate_up_proj.weight",
-            ("gate", "up"),
-            (c.mlp_size,) * 2,
-            c.hidden_size,
-        )
-    return table
+        rows = fused(rows, i, "self_attn.qkv_proj", attention, c.hidden_size)
+        rows = fused(rows, i, "mlp.gate_up_proj", mlp, c.hidden_size)
+    return rows
 
 
 PHI3 = Family("Phi3ForCausalLM", _read, _write, _tensors, ignored=(".rotary_emb.inv_freq",))

@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from specjax._internal.fields import LIST, OBJECT, Kind, check, one_of
+from specjax._internal.fields import LIST, OBJECT, one_of
 from specjax.models.config import MOST, TransformerConfig
 from specjax.models.families.family import Config
 from specjax.models.families.fields import check_fields, flag, given, number
-from specjax.models.rope import Rope
+from specjax.models.rope import Rope, yarn_growth
 
 _FAR = 1e15  # far beyond the bases and factors of ropes that are in use
 _ORIGINAL = "original_max_position_embeddings"
 _ROPES = one_of(("default", "linear", "dynamic", "llama3", "yarn", "longrope"))
-_UNREAD: dict[str, Kind] = dict.fromkeys(
-    ("mscale", "mscale_all_dim"),
-    Kind("missing, since specjax reads attention_factor instead", lambda value: value is None),
-)
-"""Fields of a yarn rope that specjax does not support."""
 
 
 def read_rope(config: Config, theta: float = 10000.0, fraction: float = 1.0) -> Rope:
@@ -78,13 +73,22 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
         number(params, "attention_factor", most=1e3) if "attention_factor" in params else None
     )
     if kind == "yarn":
-        check({name: params.get(name) or None for name in _UNREAD}, _UNREAD)
         factor = number(params, "factor", least=1.0, most=_FAR)
+        mscale, all_dim = (
+            number(params, name, 0.0, least=0.0, most=1e3) for name in ("mscale", "mscale_all_dim")
+        )
+        if amplitude is None:
+            amplitude = (
+                yarn_growth(factor, mscale) / yarn_growth(factor, all_dim)
+                if mscale and all_dim
+                else yarn_growth(factor)
+            )
         return Rope(
             theta,
             kind,
             fraction,
-            amplitude=0.1 * math.log(factor) + 1 if amplitude is None else amplitude,
+            amplitude=amplitude,
+            mscale_all_dim=all_dim,
             factor=factor,
             original_max_positions=original,
             beta_fast=number(params, "beta_fast", 32.0, most=_FAR),
@@ -158,6 +162,7 @@ def write_rope(rope: Rope) -> Config:
             "beta_fast": rope.beta_fast,
             "beta_slow": rope.beta_slow,
             "truncate": rope.truncate,
+            **({"mscale_all_dim": rope.mscale_all_dim} if rope.mscale_all_dim else {}),
         }
     if rope.kind == "longrope":
         # `read_rope` keeps only the short factors, and the context length that they serve.
@@ -172,7 +177,8 @@ def write_rope(rope: Rope) -> Config:
 
 def write_positions(c: TransformerConfig) -> Config:
     """Returns the fields of `write_rope`, and the context as `read_context` reads it."""
-    assert c.rope is not None
+    if c.rope is None:
+        return {"max_position_embeddings": c.max_positions}
     fields, most = write_rope(c.rope), c.max_positions
     if c.rope.kind == "linear":
         before = max(1, round(most / c.rope.factor))

@@ -13,6 +13,7 @@ from specjax.serve.admission import Admitted
 from specjax.serve.engine import Engine
 from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Speculation, Tokenize
 from specjax.serve.http.problems import Problem
+from specjax.text import unread_part
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _LORAX_TOKENS = 20  # LoRAX's
@@ -250,12 +251,15 @@ def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
 def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns messages whose content is one text; OpenAI also allows a list of parts."""
     made = []
-    for message in messages:
+    for number, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, list):
-            kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
-            if set(kinds) - {"text"}:
-                raise Problem(400, "a message may only have parts of the type text", "messages")
+            for part in content:
+                kind = part.get("type") if isinstance(part, dict) else None
+                if kind != "text":
+                    said = unread_part(part) if isinstance(part, dict) else None
+                    said = said or f"has a part of the type {kind!r}: send parts of the type text"
+                    raise Problem(400, f"messages[{number}] {said}", "messages")
             content = "".join(str(part.get("text", "")) for part in content)
         made.append({**message, "content": content})
     return made

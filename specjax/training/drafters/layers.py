@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from specjax.models import Rope, TransformerConfig
 
 
@@ -31,8 +33,8 @@ def layers_like(
         num_kv_heads=target.num_kv_heads,
         head_dim=target.head_dim,
         max_positions=target.max_positions,
-        # Published layouts have no partial rotations.
-        rope=rope if rope is not None and rope.fraction == 1 else Rope(),
+        # Published layouts have no partial rotations, and no queries that grow.
+        rope=dataclasses.replace(rope, growth=0.0) if rope and rope.fraction == 1 else Rope(),
         norm_eps=target.norm_eps,
         qk_norm="head" if family == "qwen3" else None,
         family=family,

@@ -1,0 +1,104 @@
+"""Granite 4 hybrid: Granite with Mamba2 layers, and attention that may have no rope."""
+
+from __future__ import annotations
+
+from specjax._internal.fields import list_of, one_of
+from specjax.models.config import TransformerConfig
+from specjax.models.families.family import Config, Family, Tensor
+from specjax.models.families.fields import check_sizes, flag, given, refuse
+from specjax.models.families.fused import fused, renamed
+from specjax.models.families.granite import read_factors, write_factors
+from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+from specjax.models.families.mamba2 import KINDS, check_limit, mamba_tensors
+from specjax.models.families.positions import read_rope
+from specjax.models.mixers.mamba2 import Mamba2
+
+_SIZES = {
+    "heads": ("mamba_n_heads", 128),
+    "state_dim": ("mamba_d_state", 256),
+    "groups": ("mamba_n_groups", 1),
+    "conv_size": ("mamba_d_conv", 4),
+}
+"""Fields of `Mamba2` -> fields of the file, and their defaults."""
+
+
+def _mixers(config: Config) -> tuple[Mamba2 | None, ...]:
+    kinds = config.get("layer_types") or ["linear_attention"] * config["num_hidden_layers"]
+    list_of(one_of(KINDS)).of("layer_types", kinds)
+    if not any(KINDS[kind] for kind in kinds):
+        return ()
+    check_limit(config)
+    theirs = [name for name, _ in _SIZES.values()]
+    check_sizes(config, optional=(*theirs, "mamba_expand"))
+    sizes = {ours: given(config, *names) for ours, names in _SIZES.items()}
+    wide = given(config, "mamba_expand", 2) * config["hidden_size"]
+    dim = given(config, "mamba_d_head", "auto")
+    dim = wide // sizes["heads"] if dim == "auto" else dim
+    if dim * sizes["heads"] != wide:
+        raise ValueError(
+            f"mamba_n_heads={sizes['heads']} heads of mamba_d_head={dim} numbers do not make up "
+            f"mamba_expand * hidden_size = {wide}"
+        )
+    bias = flag(config, "mamba_proj_bias", False)
+    conv_bias = flag(config, "mamba_conv_bias", True)
+    mixer = Mamba2(head_dim=dim, bias=bias, out_bias=bias, conv_bias=conv_bias, **sizes)
+    return tuple(mixer if KINDS[kind] else None for kind in kinds)
+
+
+def _read(config: Config) -> TransformerConfig:
+    refuse(config, hidden_act="silu")
+    if given(config, "num_local_experts", 8):
+        raise ValueError(
+            f"num_local_experts={given(config, 'num_local_experts', 8)} is not supported for "
+            "granitemoehybrid; specjax has the models without experts, where it is 0"
+        )
+    check_sizes(config, "num_hidden_layers", "hidden_size", optional=("shared_intermediate_size",))
+    kind = config.get("position_embedding_type")
+    one_of((None, "rope")).of("position_embedding_type", kind)
+    return read_llama(
+        {**config, "intermediate_size": given(config, "shared_intermediate_size", 1024)},
+        rope=None if kind is None else read_rope(config),
+        mixers=_mixers(config),
+        mlp_bias=False,
+        **read_factors(config),
+    )
+
+
+def _write(c: TransformerConfig) -> Config:
+    m = next((m for m in c.mixers if isinstance(m, Mamba2)), None)
+    config = write_llama(
+        c,
+        attention_bias=c.qkv_bias,
+        shared_intermediate_size=c.mlp_size,
+        num_local_experts=0,
+        position_embedding_type=None if c.rope is None else "rope",
+        layer_types=[
+            "mamba" if mixer else "attention" for mixer in c.mixers or (None,) * c.num_layers
+        ],
+        **write_factors(c),
+    )
+    if m is None:  # the default of 128 heads does not fit all sizes
+        return {**config, "mamba_n_heads": 1}
+    return {
+        **config,
+        **{theirs: getattr(m, ours) for ours, (theirs, _) in _SIZES.items()},
+        "mamba_d_head": m.head_dim,
+        "mamba_expand": m.size // c.hidden_size,
+        "mamba_proj_bias": m.bias,
+        "mamba_conv_bias": m.conv_bias,
+    }
+
+
+def _tensors(c: TransformerConfig) -> list[Tensor]:
+    def mixer(c: TransformerConfig, layer: int) -> list[Tensor]:
+        m, theirs = c.mixer_of(layer), f"model.layers.{layer}.mamba"
+        assert isinstance(m, Mamba2)
+        return mamba_tensors(m, theirs, (f"layer_{layer}", "mixer"), c.hidden_size)
+
+    rows, both = llama_tensors(c, mixers=mixer), {"gate": c.mlp_size, "up": c.mlp_size}
+    for i in range(c.num_layers):
+        rows = fused(rows, i, "shared_mlp.input_linear", both, c.hidden_size)
+    return renamed(rows, {".mlp.down_proj.": ".shared_mlp.output_linear."})
+
+
+GRANITEMOEHYBRID = Family("GraniteMoeHybridForCausalLM", _read, _write, _tensors)

@@ -1,0 +1,149 @@
+"""Reads the nodes of a tree into a decaying sum of outer products, without a state for each node.
+
+    recurrence   S_i = e^g_i S_p + k_i u_i^T          o_i = S_i^T q_i
+    delta rule   u_i = b_i (v_i - (e^g_i S_p)^T k_i)   else u_i = v_i
+
+p is the parent of node i (the committed state S_0 for a root), and G_i the sum of g from the root
+to i.  Unrolled along the ancestors A(i), the recurrence is
+
+    S_i = e^G_i S_0 + sum over j in A(i) and i of e^(G_i - G_j) k_j u_j^T
+
+so with K, V, U of all nodes as rows the delta rule is one unit-triangular system a head,
+
+    (I + L) U = b (V - e^G K S_0),    L_ij = b_i e^(G_i - G_j) (k_i . k_j)  for j in A(i)
+
+and the outputs are  o_i = e^G_i S_0^T q_i + sum of e^(G_i - G_j) (q_i . k_j) u_j.  The exponents
+are formed as differences, and none is above 0, since g <= 0.
+
+Reference: Yang et al. 2024 (gated delta networks), arXiv 2412.06464, equations 10 and 11, where the
+ancestors are all earlier tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.caches import advanced
+
+BLOCK = 64
+"""Tokens of a text whose system is solved at once; the state is carried from block to block."""
+
+_einsum = functools.partial(jnp.einsum, precision="highest", preferred_element_type=jnp.float32)
+
+
+def read(
+    state: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    gate: Array,
+    beta: Array | None = None,
+    ancestors: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """Reads N nodes after the committed state.
+
+    Args:
+      state: [B, H, Dk, Dv] float32, S_0.
+      query, key: [B, N, K, Dk]; H is a multiple of K, and head h reads key head h // (H / K).
+      value: [B, N, H, Dv].
+      gate: [B, N, H], the logarithms g <= 0; or [B, N, H, Dk], one for each channel of a key.
+      beta: [B, N, H] of the delta rule; None: u is v.
+      ancestors: [B or 1, N, N] bool, of each node, itself included; None: each node is the child of
+        the node before it.
+
+    Returns:
+      The outputs [B, N, H, Dv], the updates u of the same shape, and the totals G, like `gate`; all
+      float32.
+    """
+    heads = state.shape[1]
+    query, key, value, gate = (x.astype(jnp.float32) for x in (query, key, value, gate))
+    query, key = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (query, key))
+    beta = None if beta is None else beta.astype(jnp.float32)
+    width = key.shape[1]
+    if ancestors is not None or width <= BLOCK:
+        total = _totals(gate, ancestors)
+        return *_solved(state, query, key, value, total, beta, ancestors), total
+    return *_in_blocks(state, query, key, value, gate, beta), _totals(gate, None)
+
+
+def _totals(gate: Array, ancestors: Array | None) -> Array:
+    if ancestors is None:
+        return jnp.cumsum(gate, axis=1)
+    seen = jnp.broadcast_to(ancestors, (len(gate), *ancestors.shape[1:])).astype(jnp.float32)
+    return _einsum("bij,bj...->bi...", seen, gate)
+
+
+def _solved(
+    state: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    total: Array,
+    beta: Array | None,
+    ancestors: Array | None,
+) -> tuple[Array, Array]:
+    """Returns the outputs and updates of nodes that are read at once; `total` is G."""
+    width = key.shape[1]
+    with_self = jnp.tril(jnp.ones((1, width, width), bool)) if ancestors is None else ancestors
+    decayed = jnp.exp(total)
+    by_channel = total.ndim == 4
+    grown = decayed if by_channel else decayed[..., None]
+    within = with_self[:, None]  # [B or 1, 1, N, N]
+    if by_channel:
+        apart = jnp.where(
+            with_self[:, :, :, None, None], total[:, :, None] - total[:, None], -jnp.inf
+        )
+        decay = jnp.exp(apart)  # [B, N, N, H, Dk]
+
+        def scores(x: Array) -> Array:
+            return _einsum("bihk,bijhk,bjhk->bhij", x, decay, key)
+    else:
+        by_head = total.swapaxes(1, 2)
+        apart = jnp.where(within, by_head[..., None] - by_head[:, :, None], -jnp.inf)
+        decay = jnp.exp(apart)  # [B, H, N, N]
+
+        def scores(x: Array) -> Array:
+            return decay * _einsum("bihk,bjhk->bhij", x, key)
+
+    update = value
+    if beta is not None:
+        strict = within & ~jnp.eye(width, dtype=bool)
+        update = beta[..., None] * (value - _einsum("bnhk,bhkv->bnhv", grown * key, state))
+        if width > 1:
+            lower = jnp.where(strict, scores(key), 0.0) * beta.swapaxes(1, 2)[..., None]
+            update = jax.lax.linalg.triangular_solve(
+                lower, update.swapaxes(1, 2), left_side=True, lower=True, unit_diagonal=True
+            ).swapaxes(1, 2)
+    inside = _einsum("bhij,bjhv->bihv", jnp.where(within, scores(query), 0.0), update)
+    return _einsum("bnhk,bhkv->bnhv", grown * query, state) + inside, update
+
+
+def _in_blocks(
+    state: Array, query: Array, key: Array, value: Array, gate: Array, beta: Array | None
+) -> tuple[Array, Array]:
+    """Computes `_solved` for a text, `BLOCK` tokens at a time."""
+    rows, width = key.shape[:2]
+    inputs = (query, key, value, gate) if beta is None else (query, key, value, gate, beta)
+
+    def step(state: Array, part: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        query, key, value, gate, *rest = part
+        total = jnp.cumsum(gate, axis=1)
+        made = _solved(state, query, key, value, total, rest[0] if rest else None, None)
+        count = jnp.full(rows, key.shape[1])
+        return advanced(state, key, made[1], total, count), made
+
+    whole = width // BLOCK * BLOCK
+
+    def split(x: Array) -> Array:
+        return x[:, :whole].reshape(rows, -1, BLOCK, *x.shape[2:]).swapaxes(0, 1)
+
+    state, made = jax.lax.scan(step, state, tuple(map(split, inputs)))
+    outputs = [x.swapaxes(0, 1).reshape(rows, whole, *x.shape[3:]) for x in made]
+    if whole < width:
+        _, last = step(state, tuple(x[:, whole:] for x in inputs))
+        outputs = [jnp.concatenate(pair, axis=1) for pair in zip(outputs, last, strict=True)]
+    return outputs[0], outputs[1]

@@ -1,0 +1,226 @@
+"""Layers with a state: rejected drafts leave nothing in it, and it is not kept for each draft."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import Decoder, DraftModel, DraftTree, EarlyExit, Match, NGram, NoProposer, Params
+from specjax.caches import HybridCache, LayerState, layer_state
+from specjax.models import LinenModel, Transformer, TransformerConfig
+from specjax.models.mixers import gated_delta, outer_products
+from specjax.models.mixers.gated_delta import GatedDelta
+
+VOCAB, ROWS, CAPACITY = 23, 3, 60
+DELTA = GatedDelta(key_heads=1, value_heads=2, key_dim=6, value_dim=5, conv_size=4)
+CONFIG = TransformerConfig(
+    vocab_size=VOCAB, hidden_size=12, mlp_size=16, num_layers=3, num_heads=2, num_kv_heads=1,
+    head_dim=6, max_positions=CAPACITY, output_gate=True, qk_norm="head", init_scale=0.4,
+    mixers=(DELTA, None, DELTA),
+)  # fmt: skip
+MODEL = LinenModel(Transformer(CONFIG))
+TREE = [-1, 0, 0, 1, 2, 4, 2]
+"""The parent of each node."""
+
+ANCESTORS = np.zeros((7, 7), bool)
+for node, parent in enumerate(TREE):
+    ANCESTORS[node] = ANCESTORS[parent] if parent >= 0 else False
+    ANCESTORS[node, node] = True
+
+
+@functools.cache
+def weights():
+    """Random parameters; gates and small vectors too, so that none is neutral."""
+    params = MODEL.init(jax.random.key(0))
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+
+    def drawn(x):
+        return x + 0.3 * jax.random.normal(next(keys), x.shape) if x.ndim == 1 else x
+
+    return jax.tree.map(drawn, params)
+
+
+def one_pass(params, cache, tokens, kept, is_tree):
+    """The cache after one pass, of which `kept` = (count, path) is committed."""
+    depth = ANCESTORS.sum(1) - 1 if is_tree else np.arange(tokens.shape[1])
+    mask = jnp.asarray(ANCESTORS)[None] if is_tree else None
+    out = MODEL.apply(params, tokens, cache.length[:, None] + depth, cache, mask)
+    return out.staged.commit(*kept) if is_tree else out.staged.commit(kept[0])
+
+
+passed = jax.jit(one_pass, static_argnums=4)
+
+
+def check(is_tree, passed=passed):
+    """Raises AssertionError unless a few passes, each with accepted and rejected nodes, leave the
+    cache that reading the accepted tokens leaves."""
+    rng = np.random.default_rng(5)
+    cache = MODEL.init_cache(ROWS, CAPACITY)
+    texts = [[] for _ in range(ROWS)]
+    for _ in range(4):
+        tokens = rng.integers(0, VOCAB, (ROWS, len(TREE)))
+        paths = np.zeros((ROWS, 4), int)
+        counts = np.zeros(ROWS, int)
+        for row in range(ROWS):
+            end = rng.integers(0, len(TREE) if is_tree else 4)
+            path = np.flatnonzero(ANCESTORS[end]) if is_tree else np.arange(end)
+            counts[row], paths[row, : len(path)] = len(path), path
+            texts[row] += list(tokens[row, path])
+        kept = jnp.asarray(counts), jnp.asarray(paths)
+        cache = passed(weights(), cache, jnp.asarray(tokens), kept, is_tree)
+    for row in range(ROWS):
+        text = jnp.asarray(texts[row])[None]
+        one = MODEL.init_cache(1, CAPACITY)
+        plain = passed(weights(), one, text, (jnp.array([text.shape[1]]), None), False)
+        for mine, wanted in zip(cache.states, plain.states, strict=True):
+            np.testing.assert_allclose(mine.state[row], wanted.state[0], atol=1e-5)
+            for own, other in zip(mine.columns, wanted.columns, strict=True):
+                np.testing.assert_allclose(own[row], other[0], atol=1e-5)
+        for own, other in zip(cache.attention.keys, plain.attention.keys, strict=True):
+            size = text.shape[1]
+            np.testing.assert_allclose(own[row, :, :size], other[0, :, :size], atol=1e-5)
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_a_state_is_that_of_plain_reading(is_tree):
+    check(is_tree)
+
+
+def left_in_the_state(commit, self, count, path=None):
+    """A commit of all drafts of the pass, accepted or not."""
+    return commit(self, jnp.full_like(count, self.staged.inputs[0].shape[1]))
+
+
+def pending_twice(commit, self, count, path=None):
+    """A commit that adds the pending token as a draft too."""
+    path = jnp.broadcast_to(jnp.arange(7), (len(count), 7)) if path is None else path
+    twice = jnp.concatenate([path[:, :1], path], axis=1)
+    return commit(self, count + 1, twice)
+
+
+def of_siblings(read, state, query, key, value, gate, beta=None, ancestors=None):
+    """Sums of gates over all nodes before a node, its siblings too."""
+    made = read(state, query, key, value, gate, beta, ancestors)
+    return made[0], made[1], jnp.cumsum(gate, axis=1)
+
+
+FAULTS = {
+    "a rejected draft is left in the state": (LayerState, "commit", left_in_the_state),
+    "the pending token is read twice": (LayerState, "commit", pending_twice),
+    "gates are summed over siblings": (gated_delta, "read", of_siblings),
+    "a sibling's column is in the convolution": (
+        gated_delta, "convolve", lambda convolve, *given: convolve(*given[:-1]),
+    ),
+    "a node reads the updates of its siblings": (
+        outer_products, "_solved",
+        lambda solved, *given: solved(*given[:-1], None),
+    ),
+    "the state before the path does not decay": (
+        layer_state, "advanced",
+        lambda advanced, state, *staged: advanced(state, *staged) + state - advanced(
+            state, jnp.zeros_like(staged[0]), *staged[1:]
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault, monkeypatch):
+    where, name, wrong = FAULTS[fault]
+    right = getattr(where, name)
+
+    def planted(*given, **named):
+        return wrong(right, *given, **named)
+
+    monkeypatch.setattr(where, name, planted)
+    # A function of its own, since programs are kept by their function.
+    afresh = jax.jit(lambda *given: one_pass(*given), static_argnums=4)
+    with pytest.raises(AssertionError):
+        check(True, afresh)
+
+
+def test_nothing_is_as_large_as_a_state_for_each_node():
+    """Of what a pass over a tree and its commit compute, and of what it stages."""
+    mixer = dataclasses.replace(DELTA, key_dim=32, value_dim=32)
+    config = dataclasses.replace(CONFIG, mixers=(mixer, None, mixer))
+    model = LinenModel(Transformer(config))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    cache = jax.eval_shape(lambda: model.init_cache(1, CAPACITY))
+    nodes, every = len(TREE), mixer.value_heads * mixer.key_dim * mixer.value_dim
+
+    def step(params, cache, tokens):
+        out = model.apply(params, tokens, tokens, cache, jnp.asarray(ANCESTORS)[None])
+        return out.staged, out.staged.commit(jnp.array([2]), jnp.array([[0, 2]]))
+
+    tokens = jax.ShapeDtypeStruct((1, nodes), jnp.int32)
+    made = jax.make_jaxpr(step)(params, cache, tokens)
+    assert max(all_sizes(made.jaxpr)) < nodes * every
+    staged = jax.eval_shape(step, params, cache, tokens)[0].states[0].staged
+    numbers = mixer.key_heads * mixer.key_dim + mixer.value_heads * (mixer.value_dim + 1)
+    assert sum(x.size for x in (staged.keys, staged.updates, staged.totals)) == nodes * numbers
+
+
+def all_sizes(jaxpr):
+    """The size of each array that a program computes."""
+    for equation in jaxpr.eqns:
+        yield from (out.aval.size for out in equation.outvars)
+        for inner in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"),
+        ):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield from all_sizes(getattr(inner, "jaxpr", inner))
+
+
+@functools.cache
+def decoded(name, temperature):
+    """Texts and the last state of a proposer under `match`."""
+    draft = LinenModel(Transformer(CONFIG.truncated(1)))
+    own = {k: weights()[k] for k in ("embedding", "norm", "head", "layer_0")}
+    proposer, params = {
+        "none": (NoProposer(), ()),
+        "ngram": (NGram(num_drafts=3), ()),
+        "draft": (DraftModel(draft, VOCAB, 3), own),
+        "tree": (DraftTree(draft, VOCAB, (2, 2, 1)), own),
+    }[name]
+    prompt = jnp.asarray(np.random.default_rng(0).integers(1, VOCAB, (ROWS, 20)), jnp.int32)
+    decoder = Decoder(MODEL, proposer, Match(), (0,), CAPACITY)
+    arrays = Params(weights(), params)
+    state = decoder.prefill(
+        arrays, prompt, jnp.array([20, 7, 1]), limit=jnp.full(ROWS, CAPACITY),
+        key=jax.random.split(specjax.make_key(3), ROWS),
+        sampling=specjax.Sampling.create(ROWS, temperature=temperature),
+    )  # fmt: skip
+    state = jax.device_get(decoder.run(arrays, state).replace(key=None))
+    return [list(row[:n]) for row, n in zip(state.tokens, state.length, strict=True)], state
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["ngram", "draft", "tree"])
+def test_the_same_tokens_for_the_same_key(name, temperature):
+    """And the same state after them; with a recurrent draft model too."""
+    texts, plain = decoded("none", temperature)
+    found, state = decoded(name, temperature)
+    assert found == texts
+    assert isinstance(state.cache, HybridCache)
+    if name != "ngram":
+        assert state.stats.accepted.sum() > 3
+    for mine, wanted in zip(state.cache.states, plain.cache.states, strict=True):
+        np.testing.assert_allclose(mine.state, wanted.state, atol=1e-5)
+
+
+def test_an_early_exit_is_refused():
+    with pytest.raises(ValueError, match="layers with a recurrent state"):
+        EarlyExit(MODEL, exit_layer=1)
+
+
+def test_a_pass_without_drafts_is_narrow():
+    """Where no row has a draft, `NGram` lets the target read one token a row, as with keys and
+    values alone."""
+    assert NGram(num_drafts=3).narrower == (1,)
+    cache = MODEL.init_cache(ROWS, CAPACITY)
+    assert cache.widened(4) is not None

@@ -1,0 +1,31 @@
+"""Configurations of small models with gated delta nets, for transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_Cases = dict[str, dict[str, Any]]
+
+
+def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
+    """Family -> name of a case -> configuration; `sizes` are those of a model with four heads."""
+    delta = {
+        **sizes, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 3,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+        "linear_value_head_dim": 5,
+    }  # fmt: skip
+    return {
+        "qwen3_5_text": {
+            "in turn": {
+                **delta, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            },
+            "bias, tied": {
+                **delta, "num_hidden_layers": 2, "full_attention_interval": 2,
+                "attention_bias": True, "tie_word_embeddings": True, "linear_conv_kernel_dim": 3,
+                "linear_num_key_heads": 4,
+                "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5
+                },
+            },
+        },
+    }  # fmt: skip

@@ -1,0 +1,81 @@
+"""Configurations of small models of the families with a recurrent state, for transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_Cases = dict[str, dict[str, Any]]
+
+
+def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
+    """Family -> name of a case -> configuration; `sizes` are those of a model with four heads."""
+    hidden = sizes["hidden_size"]
+    grouped = {**sizes, "num_key_value_heads": 2}
+    mamba = {
+        "mamba_n_heads": 4, "mamba_d_head": hidden // 2, "mamba_expand": 2, "mamba_d_state": 6,
+        "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_chunk_size": 32,
+    }  # fmt: skip
+    granite = {
+        **grouped, **mamba, "shared_intermediate_size": sizes["intermediate_size"],
+        "num_local_experts": 0, "embedding_multiplier": 3.0, "residual_multiplier": 0.7,
+        "attention_multiplier": 0.4, "logits_scaling": 0.6,
+    }  # fmt: skip
+    falcon = {
+        **grouped, **mamba, "mamba_d_head": hidden // 8, "mamba_d_ssm": hidden // 2,
+        "mlp_multipliers": [0.8, 1.3], "ssm_multipliers": [0.9, 1.2, 0.7, 1.4, 0.6],
+        "embedding_multiplier": 2.0, "lm_head_multiplier": 1.7, "key_multiplier": 0.6,
+        "attention_in_multiplier": 1.1, "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8,
+    }  # fmt: skip
+    nemotron = {
+        **grouped, "head_dim": hidden // 4 + 2, "mamba_num_heads": 4, "mamba_head_dim": 6,
+        "ssm_state_size": 5, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32, "expand": 1,
+    }  # fmt: skip
+    nemotron.pop("num_hidden_layers")
+    lfm2 = {**grouped, "block_multiple_of": 8}
+    return {
+        "lfm2": {
+            "conv, attention": {
+                **lfm2, "num_hidden_layers": 3,
+                "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": False,
+            },
+            "tied, biases, longer": {
+                **lfm2, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"],
+                "conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False,
+            },
+        },
+        "granitemoehybrid": {
+            "no rope": {
+                **granite, "num_hidden_layers": 3,
+                "layer_types": ["mamba", "attention", "mamba"],
+            },
+            "rope, biases, tied": {
+                **granite, "num_hidden_layers": 2, "layer_types": ["attention", "mamba"],
+                "position_embedding_type": "rope", "mamba_proj_bias": True,
+                "attention_bias": True, "mamba_conv_bias": False, "tie_word_embeddings": True,
+            },
+            "attention": {
+                **granite, "num_hidden_layers": 1, "layer_types": ["attention"],
+                "position_embedding_type": "rope",
+            },
+        },
+        "falcon_h1": {
+            "no norm": {**falcon, "num_hidden_layers": 2},
+            "norm, biases": {
+                **falcon, "num_hidden_layers": 1, "mamba_rms_norm": True, "mamba_proj_bias": True,
+                "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
+                "tie_word_embeddings": True,
+            },
+            "norm after the gate": {
+                **falcon, "num_hidden_layers": 1, "mamba_rms_norm": True,
+                "mamba_norm_before_gate": False,
+            },
+        },
+        "nemotron_h": {
+            "no biases": {**nemotron, "hybrid_override_pattern": "M-*M"},
+            "biases": {
+                **nemotron, "hybrid_override_pattern": "-M*", "use_bias": True, "mlp_bias": True,
+                "use_conv_bias": False,
+            },
+        },
+    }  # fmt: skip
