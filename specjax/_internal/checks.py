@@ -11,7 +11,7 @@ import math
 import reprlib
 import types
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -180,6 +180,26 @@ def tokens_of(name: str, tokens: object, vocab_size: int) -> list[int]:
     return made
 
 
+def outside(value: float | None, interval: str, kind: str = "finite") -> str | None:
+    """Returns what a number must do to lie in an interval, such as "be at least 1", else None.
+
+    Args:
+      value: the number; None stands for a value that is not of the kind.
+      interval: written as in mathematics: "[0, 1)", or "(0, inf)".
+      kind: the kind of the number in words.
+    """
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    if value is not None and low <= value <= high:
+        if (value > low or interval[0] == "[") and (value < high or interval[-1] == "]"):
+            return None
+    is_kind = value is not None and math.isfinite(value)
+    if math.isfinite(high):
+        return f"{'lie' if is_kind else f'be a {kind} number'} in {interval}"
+    first = interval[1 : interval.index(",")]
+    bound = f"greater than {first}" if interval[0] == "(" else f"at least {first}"
+    return f"be {bound}" if is_kind else f"be a {kind} number, {bound}"
+
+
 def within(name: str, value: object, least: int, most: int | None = None, note: str = "") -> int:
     """Returns `value` as an int, if it is a whole number in [least, most]; `note` says why.
 
@@ -187,17 +207,12 @@ def within(name: str, value: object, least: int, most: int | None = None, note: 
       ValueError: `value` is anything else.
     """
     plain = number(value)
-    if not isinstance(plain, int) or plain < least or (most is not None and plain > most):
-        bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
-        kind = (
-            "be a whole number, "
-            if not isinstance(plain, int)
-            else "be "
-            if most is None
-            else "lie "
-        )
-        raise ValueError(f"{name}={shown(value)}; it must {kind}{bounds}{note}")
-    return plain
+    count = plain if isinstance(plain, int) else None
+    interval = f"[{least}, inf)" if most is None else f"[{least}, {most}]"
+    wanted = outside(count, interval, "whole")
+    if count is None or wanted is not None:
+        raise ValueError(f"{name}={shown(value)}; it must {wanted}{note}")
+    return count
 
 
 def real(name: str, value: object, interval: str, note: str = "") -> float:
@@ -207,14 +222,10 @@ def real(name: str, value: object, interval: str, note: str = "") -> float:
       ValueError: `value` is anything else; `note` says why, or what a bound means.
     """
     plain = number(value)
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    fits = plain is not None and math.isfinite(plain) and low <= plain <= high
-    if not fits or (plain == low and interval[0] == "(") or (plain == high and interval[-1] == ")"):
-        bound = f"a number above {low:g}" if interval[0] == "(" else f"a number of at least {low:g}"
-        kind = "lie" if plain is not None and math.isfinite(plain) else "be a finite number"
-        wanted = f"be {bound}" if math.isinf(high) else f"{kind} in {interval}"
+    wanted = outside(plain, interval)
+    if plain is None or wanted is not None:
         raise ValueError(f"{name}={shown(value)}; it must {wanted}{note}")
-    return float(cast(float, plain))
+    return float(plain)
 
 
 def typed(cure: str, kind: type | types.UnionType, **values: object) -> None:
