@@ -6,15 +6,18 @@ and bytes not as a sequence of numbers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import reprlib
 import types
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
+
+_T = TypeVar("_T")
 
 
 def shown(value: object) -> str:
@@ -92,13 +95,12 @@ def flag(name: str, value: object) -> bool:
 
 def hashable(name: str, value: object) -> None:
     """Raises ValueError if `value` is not hashable: it is part of the key of compiled programs."""
-    try:
+    with reworded(
+        f"{name}={shown(value)} is not hashable (",
+        "), and compiled programs are cached by it: make it a frozen dataclass of hashable fields",
+        (TypeError,),
+    ):
         hash(value)
-    except TypeError as error:
-        raise ValueError(
-            f"{name}={shown(value)} is not hashable ({error}), and compiled programs are cached "
-            "by it: make it a frozen dataclass of hashable fields"
-        ) from None
 
 
 def each(name: str, value: object, rows: int, unit: str = "prompt") -> list[Any]:
@@ -237,6 +239,20 @@ def typed(cure: str, kind: type | types.UnionType, **values: object) -> None:
             raise ValueError(f"{name}={text}{kind_of_it}; pass {cure}")
 
 
+def instance(name: str, value: object, kind: type[_T], cure: str) -> _T:
+    """Returns a value of a kind; raises ValueError for another one, as `typed`."""
+    typed(cure, kind, **{name: value})
+    return cast(_T, value)
+
+
+def listed(name: str, value: object, cure: str) -> list[Any]:
+    """Returns the items of a list, a tuple or an array; raises ValueError for another value."""
+    found = items(value)
+    if found is None:
+        raise ValueError(f"{name}={shown(value)} is not allowed; pass {cure}")
+    return found
+
+
 def chosen(name: str, value: object, allowed: Collection[object]) -> None:
     """Raises ValueError if a value, which may be of any type, is not among the allowed ones."""
     if not isinstance(value, str | None) or value not in allowed:
@@ -249,3 +265,14 @@ def settle(*faults: tuple[object, str]) -> None:
     found = [sentence for is_wrong, sentence in faults if is_wrong]
     if found:
         raise ValueError("; ".join(found))
+
+
+@contextlib.contextmanager
+def reworded(
+    before: str, after: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)
+) -> Iterator[None]:
+    """Turns an error of this block into a ValueError with words before and after its own."""
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"{before}{error}{after}") from None
