@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Tensor
@@ -22,12 +23,16 @@ class ExpertNames:
     shared_gate: str = "shared_expert_gate"
 
 
-def sparse_tensors(c: TransformerConfig, names: ExpertNames) -> list[Tensor]:
+def sparse_tensors(
+    c: TransformerConfig,
+    names: ExpertNames,
+    mixers: Callable[[TransformerConfig, int], list[Tensor]] | None = None,
+) -> list[Tensor]:
     """Returns the tensors of `llama_tensors`, with those of corrected routers and shared experts.
 
     Such a router stays in float32: its corrections differ by less than bfloat16 resolves.
     """
-    rows = llama_tensors(c, experts=names.block, expert_parts=names.parts)
+    rows = llama_tensors(c, experts=names.block, expert_parts=names.parts, mixers=mixers)
     if c.router.corrected:
         rows = [
             dataclasses.replace(row, wide=True) if row.path[-2:-1] == ("router",) else row
