@@ -7,6 +7,7 @@ import json
 import dense_families
 import expert_families
 import folders
+import gemma4_families
 import jax
 import jax.numpy as jnp
 import latent_families
@@ -132,6 +133,7 @@ CONFIGS = {
     },
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
     **dense_families.cases(SIZES, original=160),
+    **gemma4_families.cases(SIZES),
     **recurrent_families.cases(SIZES),
     **latent_families.cases(SIZES, original=160),
     **expert_families.cases(SIZES, original=160),
@@ -149,11 +151,14 @@ def make(family, case, gain=1.0, **changes):
     config = transformers_folders.configured(family, **{**CONFIGS[family][case], **changes})
     auto = transformers_folders.auto(family)
     model = auto.from_config(config, attn_implementation="eager").eval()
-    middle = 0.0 if family.startswith("gemma") else 1.0
+    middle = 0.0 if family in ("gemma", "gemma2", "gemma3_text") else 1.0
+    buffers = [(name, leaf) for name, leaf in model.named_buffers() if "layer_scalar" in name]
     with torch.no_grad():
-        for name, leaf in model.named_parameters():
+        for name, leaf in [*model.named_parameters(), *buffers]:
             if leaf.ndim == 1:
                 leaf.normal_(0.0 if name.endswith("bias") else middle, 0.3)
+                if family.startswith("gemma4") and "q_norm" in name:
+                    leaf.mul_(0.3)  # scores are not divided by the size of a head
             elif ".layers." in name or ".h." in name:
                 leaf.mul_(gain)
             elif family.startswith("gemma") and gain > 1:

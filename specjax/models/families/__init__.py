@@ -9,6 +9,7 @@ from specjax.models.families.falcon_h1 import FALCON_H1
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_fields
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from specjax.models.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from specjax.models.families.glm4 import GLM4
 from specjax.models.families.glm4_moe import GLM4_MOE
 from specjax.models.families.glm4_moe_lite import GLM4_MOE_LITE
@@ -48,6 +49,8 @@ FAMILIES: dict[str, Family] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
     "glm4": GLM4,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "glm4_moe": GLM4_MOE,

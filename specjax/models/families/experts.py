@@ -67,3 +67,18 @@ def sparse_in_turn(config: Config) -> tuple[bool, ...]:
 def plain_layers(c: TransformerConfig) -> list[int]:
     """Returns the layers that have an MLP instead of experts."""
     return [i for i in range(c.num_layers) if not c.is_sparse(i)]
+
+
+def plain_before(c: TransformerConfig) -> int:
+    """Returns the number of layers with an MLP, all of which must stand before those with experts.
+
+    Raises:
+      ValueError: a layer with an MLP stands behind one with experts.
+    """
+    plain = plain_layers(c)
+    if plain != list(range(len(plain))):
+        raise ValueError(
+            f"layers {plain} of {c.num_layers} have no experts; files of {c.family} can only say "
+            "that the first layers have none"
+        )
+    return len(plain)
