@@ -206,7 +206,7 @@ LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64}
          "shared_expert_intermediate_size is 0"),
         ("qwen2_moe", "decoder_sparse_step", 0, "decoder_sparse_step is 0"),
         ("glm4_moe", "n_group", 0, "n_group is 0"),
-        ("glm4_moe", "n_group", 2, "2 experts cannot be cut into 2 groups of at least two"),
+        ("glm4_moe", "n_group", 2, "2 experts cannot be cut into 2 groups of at least 2"),
         ("glm4_moe", "first_k_dense_replace", -1, "first_k_dense_replace is -1"),
         ("glm4_moe", "routed_scaling_factor", 0, "routed_scaling_factor is 0"),
         ("glm4_moe", "n_shared_experts", "1", 'n_shared_experts is "1"'),
