@@ -72,14 +72,14 @@ def read_latent_rope(config: Config, whole: int | None = None) -> Rope:
     """
     check_sizes(config, *_SIZES)
     turned, kind = config["qk_rope_head_dim"], {"model_type": config["model_type"]}
-    whole = turned if whole is None else whole
-    rope = read_rope(config, fraction=turned / whole)
+    every = turned if whole is None else whole
+    rope = read_rope(config, fraction=turned / every)
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.kind != "yarn" and scaling.get("rope_type", scaling.get("type")) != "default":
         refuse({**scaling, **kind}, mscale_all_dim=0)
-    if int(whole * rope.fraction) != turned:
+    if int(every * rope.fraction) != turned:
         part = {"partial_rotary_factor": rope.fraction, **kind}
-        refuse(part, partial_rotary_factor=turned / whole)
+        refuse(part, partial_rotary_factor=turned / every)
     return dataclasses.replace(rope, fraction=1.0)
 
 
