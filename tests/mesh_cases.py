@@ -30,7 +30,7 @@ from specjax.parallel import make_mesh, replicate, shard_params
 from specjax.proposers import Shape
 from specjax.types import DecodeState, Params
 
-LATENT = Latent(kv_rank=64, nope_dim=16, rope_dim=16, value_dim=16, q_rank=64)
+LATENT = Latent(kv_rank=96, nope_dim=16, rope_dim=16, value_dim=16, q_rank=96)
 VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256
 LENGTHS = np.array([5, 3, 6, 1, 8, 2, 7, 4], np.int32)
 PROMPTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, WIDTH)).astype(np.int32)

@@ -11,6 +11,7 @@ from jax import Array
 from specjax._internal.checks import settle, within
 from specjax.caches import KVCache
 from specjax.contract import Context, Loaded, Lookahead, Model, Source
+from specjax.methods.draft_model import read_staged
 from specjax.models import LinenModel, TransformerConfig
 from specjax.proposers import Chain
 from specjax.types import Block, Proposal, Weights
@@ -90,18 +91,14 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
         return state, *self.extend(params, first, context.pending)
 
     def extend(self, params: Weights, reading: KVCache, tokens: Array) -> tuple[KVCache, Array]:
-        out = self.model.apply(params, tokens[:, None], reading.length[:, None], reading)
-        return out.staged.commit(jnp.ones_like(reading.length)), out.logits[:, 0].astype(
-            jnp.float32
-        )
+        at = jnp.zeros_like(tokens)[:, None]
+        cache, logits = read_staged(self.model, params, reading, tokens[:, None], at)
+        return cache.commit(jnp.ones_like(reading.length)), logits[:, 0]
 
     def read_tree(
         self, params: Weights, reading: KVCache, tokens: Array, at: Array, depth: Array, mask: Array
     ) -> tuple[KVCache, Array]:
-        out = self.model.apply(params, tokens, reading.length[:, None] + depth, reading, mask)
-        return out.staged, jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(
-            jnp.float32
-        )
+        return read_staged(self.model, params, reading, tokens, at, depth, mask)
 
     def end(
         self, params: Weights, state: KVCache | tuple[()], reading: KVCache, proposal: Proposal

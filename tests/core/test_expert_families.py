@@ -3,6 +3,7 @@ same, and what stays in float32."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -93,3 +94,27 @@ def test_bfloat16(case: str):
     wanted = small_families.stored()[1][f"{case}: logits"]
     apart = np.sqrt(np.mean((found - wanted) ** 2, axis=-1))
     assert np.median(apart) < 0.05 * wanted.std()
+
+
+@pytest.mark.parametrize(
+    ("family", "sparse", "words"),
+    [
+        ("glm4_moe", (True, False), "can only say that the first layers have none"),
+        ("ernie4_5_moe", (True, True, False, True), "every n-th layer of a range has some"),
+    ],
+)
+def test_layers_that_files_cannot_describe_are_refused(family, sparse, words):
+    """Instead of files that describe other layers."""
+    case = next(case for case in CASES if case.startswith(family))
+    config = loaded(case).model.module.config
+    config = dataclasses.replace(config, num_layers=len(sparse), sparse=sparse)
+    with pytest.raises(ValueError, match=words):
+        specjax.FAMILIES[family].write_config(config)
+
+
+def test_a_model_without_a_sparse_layer_can_be_described():
+    case = next(case for case in CASES if case.startswith("ernie"))
+    config = loaded(case).model.module.config.keep([0])
+    family = specjax.FAMILIES["ernie4_5_moe"]
+    assert config.sparse == (False,)
+    assert family.read_config(family.write_config(config)) == config

@@ -19,6 +19,7 @@ CASES = {
     "gemma4_unified": "gemma4_unified_text, as 12B",
     "mistral3": "mistral",
     "mistral3, ministral3": "ministral3, growth",
+    "mistral3, mistral4": "mistral4, growing queries",
     "qwen2_5_vl": "qwen2, yarn",
     "qwen3_vl": "qwen3",
 }

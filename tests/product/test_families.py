@@ -192,10 +192,15 @@ def test_parity(family, case):
     np.testing.assert_array_equal(theirs(reloaded, tokens), theirs(model, tokens))
 
 
+WITHOUT_EXPERTS = {name: {"first_k_dense_replace": 2} for name in ("deepseek_v3", "mistral4")}
+"""In so small a model of these families bfloat16 changes which experts are the best of a token, in
+transformers too: their logits differ by 5 and 7 % then, and by 1 % without experts."""
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_bfloat16(family):
     """In bfloat16 the mean difference of the logits of 100 tokens is below 5 % of their spread."""
-    model, folder = make(family, next(iter(CONFIGS[family])))
+    model, folder = make(family, next(iter(CONFIGS[family])), **WITHOUT_EXPERTS.get(family, {}))
     tokens = folders.random_tokens(100, vocab_size=96)
     wanted, actual = (
         theirs(model, tokens),
@@ -305,7 +310,7 @@ def test_tree(family, case):
         ("deepseek_v3", {"mlp_bias": True}, "mlp_bias=True"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
         ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
-        ("deepseek_v3", {"n_group": 4}, "6 experts cannot be cut into 4 groups"),
+        ("deepseek_v3", {"n_group": 3}, "8 experts cannot be cut into 3 groups"),
         (
             "kimi_k2",
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}},
@@ -358,7 +363,8 @@ def test_refused_switch(family, change, message):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_what_holds_where_a_file_is_silent(family, tmp_path):
     """Each field but the sizes is left out in turn; the default must be that of transformers."""
-    sizes = {"max_position_embeddings", "num_key_value_heads"}
+    sizes = {"max_position_embeddings", "num_key_value_heads", "n_group"}
+    sizes |= {"qk_nope_head_dim", "qk_rope_head_dim", "num_experts_per_tok"}
     config = transformers_folders.configured(family, **next(iter(CONFIGS[family].values())))
     config.save_pretrained(tmp_path)
     whole, compared = json.loads((tmp_path / "config.json").read_text()), 0

@@ -1,6 +1,7 @@
 """The text models of multimodal folders that transformers writes: equal logits, and saved copies
 that transformers reads as text models."""
 
+import latent_families
 import numpy as np
 import pytest
 import torch
@@ -79,6 +80,14 @@ CONFIGS = {
         PIXTRAL,
         {"tie_word_embeddings": False},
     ),
+    "mistral3, mistral4": (
+        {
+            **latent_families.cases(TEXT, original=160)["mistral4"]["growing queries"],
+            "model_type": "mistral4",
+        },
+        PIXTRAL,
+        {"tie_word_embeddings": False},
+    ),
     "qwen2_5_vl": ({**TEXT, "rope_parameters": MROPE}, QWEN, {}),
     "qwen2_5_vl, windows, tied": (
         {
@@ -143,7 +152,6 @@ def test_parity(case, published):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-5 * np.abs(wanted).max())
     copy = folder.with_name(folder.name + "-copy")
     specjax.save(loaded, copy)
-    again = transformers.AutoModelForCausalLM.from_pretrained(
-        copy, attn_implementation="eager"
-    ).eval()
+    auto = transformers_folders.auto(text.get("model_type", ""))
+    again = auto.from_pretrained(copy, attn_implementation="eager").eval()
     np.testing.assert_array_equal(theirs(again, tokens), wanted)

@@ -48,19 +48,22 @@ def _read(config: Config) -> TransformerConfig:
 
 
 def _write(c: TransformerConfig) -> Config:
-    sparse = [c.is_sparse(i) for i in range(c.num_layers)]
-    places = [i for i, has_experts in enumerate(sparse) if has_experts]
+    places = [i for i in range(c.num_layers) if c.is_sparse(i)]
+    if places:
+        first, last = places[0], places[-1]
+        interval = places[1] - first if len(places) > 1 else first + 1
+    else:
+        first, last, interval = c.num_layers, -1, 1
     fields = {
-        "moe_layer_start_index": places[0],
-        "moe_layer_end_index": places[-1],
-        "moe_layer_interval": places[1] - places[0] if len(places) > 1 else places[0] + 1,
+        "moe_layer_start_index": first,
+        "moe_layer_end_index": last,
+        "moe_layer_interval": interval,
     }
-    if list(_sparse({"num_hidden_layers": c.num_layers, **fields}) or [True] * len(sparse)) != (
-        sparse
-    ):
+    every = (True,) * c.num_layers
+    if (_sparse({"num_hidden_layers": c.num_layers, **fields}) or every) != (c.sparse or every):
         raise ValueError(
-            f"layers {places} have experts; files of ernie4_5_moe can only say that every n-th "
-            "layer of a range has some"
+            f"layers {places} of {c.num_layers} have experts; files of {c.family} can only say "
+            "that every n-th layer of a range has some"
         )
     return write_llama(
         c,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Tensor
@@ -22,12 +23,16 @@ class ExpertNames:
     shared_gate: str = "shared_expert_gate"
 
 
-def sparse_tensors(c: TransformerConfig, names: ExpertNames) -> list[Tensor]:
+def sparse_tensors(
+    c: TransformerConfig,
+    names: ExpertNames,
+    mixers: Callable[[TransformerConfig, int], list[Tensor]] | None = None,
+) -> list[Tensor]:
     """Returns the tensors of `llama_tensors`, with those of corrected routers and shared experts.
 
     Such a router stays in float32: its corrections differ by less than bfloat16 resolves.
     """
-    rows = llama_tensors(c, experts=names.block, expert_parts=names.parts)
+    rows = llama_tensors(c, experts=names.block, expert_parts=names.parts, mixers=mixers)
     if c.router.corrected:
         rows = [
             dataclasses.replace(row, wide=True) if row.path[-2:-1] == ("router",) else row
@@ -62,3 +67,18 @@ def sparse_in_turn(config: Config) -> tuple[bool, ...]:
 def plain_layers(c: TransformerConfig) -> list[int]:
     """Returns the layers that have an MLP instead of experts."""
     return [i for i in range(c.num_layers) if not c.is_sparse(i)]
+
+
+def plain_before(c: TransformerConfig) -> int:
+    """Returns the number of layers with an MLP, all of which must stand before those with experts.
+
+    Raises:
+      ValueError: a layer with an MLP stands behind one with experts.
+    """
+    plain = plain_layers(c)
+    if plain != list(range(len(plain))):
+        raise ValueError(
+            f"layers {plain} of {c.num_layers} have no experts; files of {c.family} can only say "
+            "that the first layers have none"
+        )
+    return len(plain)

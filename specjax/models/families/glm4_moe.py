@@ -6,7 +6,7 @@ import functools
 
 from specjax._internal.fields import count
 from specjax.models.config import MOST, TransformerConfig
-from specjax.models.families.experts import ExpertNames, plain_layers, sparse_tensors
+from specjax.models.families.experts import ExpertNames, plain_before, sparse_tensors
 from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import check_sizes, flag, given, number
 from specjax.models.families.llama import read_llama, write_llama
@@ -62,7 +62,7 @@ def _write(c: TransformerConfig) -> Config:
         n_group=c.router.groups,
         topk_group=c.router.kept_groups,
         routed_scaling_factor=c.router.scale,
-        first_k_dense_replace=len(plain_layers(c)),
+        first_k_dense_replace=plain_before(c),
         num_nextn_predict_layers=0,  # the layer that drafts is not read
     )
 

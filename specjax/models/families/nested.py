@@ -119,7 +119,7 @@ NESTED: dict[str, Nested] = {
     ),
     "mistral3": Nested(
         "Mistral3ForConditionalGeneration",
-        {"mistral": "mistral", "ministral3": "ministral3"},
+        {"mistral": "mistral", "ministral3": "ministral3", "mistral4": "mistral4"},
         tied=True,
     ),
     "qwen2_5_vl": Nested(
