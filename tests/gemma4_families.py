@@ -27,11 +27,11 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
     }
     return {
         "gemma4_text": {
+            "as 31B": {**plain, **tables, **keys, "hidden_size_per_layer_input": 0},
             "as E2B": {
                 **plain, **tables, "num_hidden_layers": 5, "layer_types": [*_TURNS * 2, _TURNS[1]],
                 "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
             },
-            "as 31B": {**plain, **keys, "hidden_size_per_layer_input": 0},
             "as 26B": {
                 **plain, **keys, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
                 "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 12,

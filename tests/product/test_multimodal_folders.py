@@ -134,11 +134,15 @@ def test_parity(case, published):
         config, attn_implementation="eager"
     ).eval()
     middle = 0.0 if case in ("gemma3", "qwen3_5") else 1.0
+    later = case.startswith("gemma4")  # with larger weights float32 differs from float64 by 1e-3
+    spread = 0.06 if later else 0.15
     with torch.no_grad():
         scalars = [(name, leaf) for name, leaf in model.named_buffers() if "layer_scalar" in name]
         for name, leaf in [*model.named_parameters(), *scalars]:
             one = leaf.ndim == 1 and not name.endswith("bias")
-            leaf.normal_(middle if one else 0.0, 0.3 if leaf.ndim == 1 else 0.15)
+            leaf.normal_(middle if one else 0.0, 0.3 if leaf.ndim == 1 else spread)
+            if later and "q_norm" in name:
+                leaf.mul_(0.3)  # scores are not divided by the size of a head
     name = f"nested-{case}-{published}".replace(" ", "").replace(",", "-")
     folder = transformers_folders.write(model, name, tokens=False, save_original_format=published)
     tokens = np.random.default_rng(0).integers(0, 96, (1, 500)).astype(np.int32)
