@@ -64,8 +64,8 @@ class PredictionsOptions(fields.Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fields.within(self, 0, 1, "acceptance")
-        fields.at_least(self, 1, "new_tokens")
+        fields.inside(self, "[0, 1]", "acceptance")
+        fields.inside(self, "[1, inf)", "new_tokens")
         if min(self.batch) < 1:
             raise ValueError(f"--batch is {min(self.batch)}; it must be at least 1")
 

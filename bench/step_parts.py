@@ -127,7 +127,7 @@ class PartsOptions(fields.Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fields.at_least(self, 1, "rounds", "filled")
+        fields.inside(self, "[1, inf)", "rounds", "filled")
         if min(self.rows) < 1:
             raise ValueError(f"--rows is {min(self.rows)}; it must be at least 1")
         if max(self.rows) > self.slots - self.filled:

@@ -33,17 +33,16 @@ from specjax.measure import interval
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel
 from specjax.options.command import parse, run
-from specjax.options.fields import REQUIRED, at_least, flag, option
+from specjax.options.fields import REQUIRED, flag, inside, option
 from specjax.parallel import leader, mesh_of
 from specjax.rules import RULES
 from specjax.training.corpus import TextOptions, digest
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
-from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions
+from specjax.training.jobs.distill import ACCEPTED_LENGTH, DistillOptions
 from specjax.training.lock import alone
-from specjax.training.loop_options import MeshOptions
 from specjax.training.measure import measure
-from specjax.training.mesh import mesh_of_sizes, mesh_sizes, together
+from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.record import read_metrics, versions, write
 from specjax.types import Params
 
@@ -113,11 +112,12 @@ class AblationOptions(MeshOptions, TextOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(self, 1, "num_drafts", "written_sequences", "written_prompt", "written_batch")
-        at_least(self, 1, "max_new_tokens", "batch_size", "sequence_length")
-        at_least(self, 0, "temperature", "limit_prompts")
-        if self.anneal_steps is not None:
-            at_least(self, 0, "anneal_steps")
+        inside(
+            self, "[1, inf)", "num_drafts", "written_sequences", "written_prompt", "written_batch"
+        )
+        inside(self, "[1, inf)", "max_new_tokens", "batch_size", "sequence_length")
+        inside(self, "[0, inf)", "temperature", "limit_prompts")
+        inside(self, "[0, inf)", "anneal_steps")
         for heat in self.temperatures:
             if not 0 <= heat < math.inf:
                 raise ValueError(f"--temperatures: {heat}; each must be finite and at least 0")

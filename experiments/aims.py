@@ -29,7 +29,7 @@ from experiments import prose
 from experiments.taus import ByHeat, counted, loaded, prompts_of, table
 from specjax.files import load, read_json
 from specjax.options.command import parse, run
-from specjax.options.fields import REQUIRED, Options, at_least, option
+from specjax.options.fields import REQUIRED, Options, inside, option
 from specjax.training import DistillOptions, distillation
 from specjax.training.jobs import distill, pretrain
 from specjax.training.lock import alone
@@ -61,8 +61,8 @@ class AimOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "seeds", "prompts", "new_tokens")
-        at_least(self, 0, "steps", "tune_steps", "minutes")
+        inside(self, "[1, inf)", "seeds", "prompts", "new_tokens")
+        inside(self, "[0, inf)", "steps", "tune_steps", "minutes")
         if self.aim not in AIMS:
             raise ValueError(f"--aim is {self.aim}; it must be one of {', '.join(map(str, AIMS))}")
 
@@ -262,7 +262,7 @@ def defaults(options: AimOptions) -> str:
             if name in names
         }
         job = distillation(DistillOptions(**given))
-        prompts = prompts_of(o, job.held_out)
+        prompts = prompts_of(o, job.material.held_out)
         pairs = {"untrained": lambda made=job: (made.draft, made.init()), "trained": loaded(model)}
         for name, draft in pairs.items():
             rows[name].append(counted(o, out / f"{seed}.{name}.json", whole, draft, prompts))

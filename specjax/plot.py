@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
+from specjax._internal.checks import settle
 from specjax._internal.extras import install
 from specjax.types import ABSENT
 
@@ -48,13 +49,17 @@ def tree(
             f"parent has shape {list(parent.shape)}, "
             f"acceptance {len(values)} and labels {len(texts)} entries: pass one of each per node"
         )
-    if (parent >= np.arange(count)).any() or (parent < ABSENT).any():
-        raise ValueError(
-            f"parent={parent.tolist()}; every node must come after its parent, "
-            f"and {ABSENT} means no parent"
-        )
-    if ((values < 0) | (values > 1)).any():
-        raise ValueError(f"acceptance={values.tolist()}; probabilities lie in [0, 1]")
+    settle(
+        (
+            (parent >= np.arange(count)).any() or (parent < ABSENT).any(),
+            f"parent={parent.tolist()}; every node must come after its parent, and {ABSENT} means "
+            "no parent",
+        ),
+        (
+            ((values < 0) | (values > 1)).any(),
+            f"acceptance={values.tolist()}; probabilities lie in [0, 1]",
+        ),
+    )
     depth, height = _layout(parent)
     rows = max(height.values()) + 1
     figure = new_figure(2 + 1.6 * (max(depth.values()) + 1), 1 + 0.4 * rows)

@@ -26,7 +26,16 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.bit_masks import keep_packed
-from specjax._internal.checks import each, is_count, items, number, per_row, shown, tokens_of
+from specjax._internal.checks import (
+    each,
+    is_count,
+    listed,
+    number,
+    per_row,
+    shown,
+    tokens_of,
+    typed,
+)
 from specjax.constraints import Automata, Automaton
 from specjax.types import ABSENT, DecodeState
 
@@ -211,13 +220,7 @@ class Processors:
 
 def word_list(bad_words: object) -> list[Any]:
     """Returns the entries of `bad_words`, or raises ValueError if it is not a list."""
-    words = items(bad_words)
-    if words is None:
-        raise ValueError(
-            f"bad_words={shown(bad_words)} is not allowed; "
-            "pass a list of texts or of token-id lists"
-        )
-    return words
+    return listed("bad_words", bad_words, "a list of texts or of token-id lists")
 
 
 def process(
@@ -353,11 +356,8 @@ def _biases(
     rows = np.zeros((batch, vocab_size), np.float32)
     of_rows = each("logit_bias", {} if biases is None else biases, batch, "row")
     for row, bias in zip(rows, of_rows, strict=True):
-        if not isinstance(bias, Mapping):
-            raise ValueError(
-                f"logit_bias={shown(bias)} is not allowed; "
-                "it must be {token id: number to add to its logit}, or a list of them, one per row"
-            )
+        cure = "{token id: number to add to its logit}, or a list of them, one per row"
+        typed(cure, Mapping, logit_bias=bias)
         for token, value in zip(
             tokens_of("logit_bias", list(bias), vocab_size), bias.values(), strict=True
         ):

@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax._internal.checks import is_count, per_row
+from specjax._internal.checks import is_count, per_row, typed
 from specjax._internal.platforms import on_cpu, on_tpu
 
 _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
@@ -123,8 +123,7 @@ def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
         traced keys are checked too.
     """
     cure = f"pass jax.random.split(specjax.make_key(seed), {rows})"
-    if not isinstance(key, jax.Array | np.ndarray):
-        raise ValueError(f"key is a {type(key).__name__}; {cure}")
+    typed(cure.removeprefix("pass "), jax.Array | np.ndarray, key=key)
     if key.dtype == np.uint32 and key.shape == (rows, 2):
         return jax.random.wrap_key_data(jnp.asarray(key), impl=_IMPLEMENTATION)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
@@ -291,8 +290,18 @@ def _gumbel(key: Array, size: int) -> Array:
     return jax.random.gumbel(key, (size,), jnp.float32)
 
 
+class _WithoutDraws:
+    """The draws that a rule with `shared_noise` does not have."""
+
+    def acceptance(self, num_nodes: int) -> Array:
+        raise TypeError("a rule with shared_noise=True has no acceptance draws: set it to False")
+
+    def residual(self) -> Array:
+        raise TypeError("a rule with shared_noise=True has no residual draw: set it to False")
+
+
 @struct.dataclass
-class SharedDraw:
+class SharedDraw(_WithoutDraws):
     """The noise keyed by row and absolute position, the same for proposer and rule.
 
     The text of a row then depends on its key and not on the proposer (Daliri, Musco, Suresh 2024,
@@ -339,15 +348,9 @@ class SharedDraw:
 
         return on_cpu(gather, select if len(levels) < _FEW else gather, self.gumbel, depth)
 
-    def acceptance(self, num_nodes: int) -> Array:
-        raise TypeError("a rule with shared_noise=True has no acceptance draws: set it to False")
-
-    def residual(self) -> Array:
-        raise TypeError("a rule with shared_noise=True has no residual draw: set it to False")
-
 
 @struct.dataclass
-class PositionDraw:
+class PositionDraw(_WithoutDraws):
     """The noise of `SharedDraw`, computed at each use."""
 
     key: Array  # [B] PRNG keys of the rows
@@ -359,12 +362,6 @@ class PositionDraw:
         del node
         keys = jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.position + 1 + depth)
         return jax.vmap(lambda key: _gumbel(key, self.size))(keys)
-
-    def acceptance(self, num_nodes: int) -> Array:
-        raise TypeError("a rule with shared_noise=True has no acceptance draws: set it to False")
-
-    def residual(self) -> Array:
-        raise TypeError("a rule with shared_noise=True has no residual draw: set it to False")
 
 
 @struct.dataclass

@@ -19,6 +19,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax._internal.prefix_sums import running_sum
 from specjax.types import ABSENT
 
@@ -78,11 +79,13 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
     if len(index) != len(ordered) + 1 or () in choices:
         raise ValueError(f"choices must be distinct and not empty: {choices}")
     for choice in ordered:
-        if choice[:-1] not in index:
-            raise ValueError(f"choice {choice} has no parent: add {choice[:-1]} to the choices")
-        better = (*choice[:-1], choice[-1] - 1)
-        if choice[-1] != 0 and better not in index:
-            raise ValueError(f"choice {choice} has no better sibling: add {better} to the choices")
+        above, better = choice[:-1], (*choice[:-1], choice[-1] - 1)
+        orphan = above not in index
+        gap = choice[-1] != 0 and better not in index
+        settle(
+            (orphan, f"choice {choice} has no parent: add {above} to the choices"),
+            (gap, f"choice {choice} has no better sibling: add {better} to the choices"),
+        )
     return np.array([ABSENT, *(index[choice[:-1]] for choice in ordered)], np.int32)
 
 

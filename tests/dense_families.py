@@ -97,12 +97,12 @@ def cases(sizes: dict[str, Any], original: int) -> dict[str, _Cases]:
             "no bias": {**grouped, "use_bias": False, "tie_word_embeddings": False},
         },
         "stablelm": {
-            "parallel, norms of heads": {
-                **grouped, "use_parallel_residual": True, "qk_layernorm": True,
-                "rope_parameters": partial,
-            },
             "in turn, biases": {
                 **grouped, "use_qkv_bias": True, "tie_word_embeddings": True,
+                "rope_parameters": partial,
+            },
+            "parallel, norms of heads": {
+                **grouped, "use_parallel_residual": True, "qk_layernorm": True,
                 "rope_parameters": partial,
             },
         },

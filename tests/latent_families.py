@@ -16,7 +16,7 @@ def cases(sizes: dict[str, Any], original: int) -> dict[str, _Cases]:
     sizes = {
         **sizes, "num_hidden_layers": 2, "kv_lora_rank": 10, "q_lora_rank": 9,
         "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7, "rms_norm_eps": 0.05,
-        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
         "n_shared_experts": 1, "routed_scaling_factor": 1.7, "num_key_value_heads": 4,
     }  # fmt: skip
     yarn = {
@@ -24,7 +24,7 @@ def cases(sizes: dict[str, Any], original: int) -> dict[str, _Cases]:
         "original_max_position_embeddings": original, "mscale_all_dim": 0.7,
     }  # fmt: skip
     plain = {"rope_type": "default", "rope_theta": 1e3}
-    grouped = {"n_group": 3, "topk_group": 2, "first_k_dense_replace": 1}
+    grouped = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
     alone = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     growing = {**yarn, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
     return {

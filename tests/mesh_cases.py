@@ -30,7 +30,7 @@ from specjax.parallel import make_mesh, replicate, shard_params
 from specjax.proposers import Shape
 from specjax.types import DecodeState, Params
 
-LATENT = Latent(kv_rank=64, nope_dim=16, rope_dim=16, value_dim=16, q_rank=64)
+LATENT = Latent(kv_rank=96, nope_dim=16, rope_dim=16, value_dim=16, q_rank=96)
 VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256
 LENGTHS = np.array([5, 3, 6, 1, 8, 2, 7, 4], np.int32)
 PROMPTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, WIDTH)).astype(np.int32)
@@ -42,6 +42,16 @@ MESHES: tuple[tuple[int, ...], ...] = ((1, 8), (2, 4), (4, 2), (8, 1))
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_kv_heads": 4},
     "mixtral": {"num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_size": 256},
+    "gpt_oss": {
+        "num_kv_heads": 4, "num_experts": 8, "experts_per_token": 2, "expert_size": 128,
+        "sinks": True, "windows": (6, None), "expert_bias": True, "gate_limit": 7.0,
+        "normalise_experts": False, "router": Router(of_chosen=True, bias=True),
+    },
+    "glm4_moe": {
+        "num_kv_heads": 4, "num_experts": 8, "experts_per_token": 2, "expert_size": 128,
+        "shared_size": 128, "shared_gate": True,
+        "router": Router("sigmoid", corrected=True, groups=4, kept_groups=2),
+    },
     "gemma2": {
         "num_kv_heads": 4, "windows": (6, None), "attention_softcap": 5.0, "logit_softcap": 8.0,
         "norm_offset": 1.0, "norm_order": "sandwich", "embedding_scale": 8.0,

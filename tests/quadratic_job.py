@@ -24,8 +24,7 @@ import tokenizers
 
 from specjax.options.command import parse, run
 from specjax.training.loop import LoopOptions, fit
-from specjax.training.loop_options import OptimizerOptions
-from specjax.training.optimizer import make_optimizer
+from specjax.training.optimizer import OptimizerOptions, make_optimizer
 from specjax.training.ordering import Rows
 
 SIZE = 10
@@ -55,7 +54,7 @@ class Quadratic:
       aim: the distance from 0 that is best.
       broken: a step whose batch is NaN.
       watch: called with "evaluate" before each evaluation, and with "export" after each export.
-      inputs: as in `loop.WithInputs`.
+      inputs: as in `loop.Job`.
       words: a tokenizer for `show`.
     """
 
@@ -68,7 +67,10 @@ class Quadratic:
         default_factory=lambda: {"text": "a" * 64}, compare=False
     )
     words: tokenizers.Tokenizer | None = dataclasses.field(default=None, compare=False)
-    frozen = None
+
+    @property
+    def frozen(self) -> dict[str, Any]:
+        return {}
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer | None:

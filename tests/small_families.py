@@ -14,7 +14,9 @@ from typing import Any
 
 import delta_families
 import dense_families
+import expert_families
 import folders
+import gemma4_families
 import latent_families
 import numpy as np
 import recurrent_families
@@ -120,6 +122,8 @@ _FIRST: dict[str, tuple[str, dict[str, Any]]] = {
 _LATER = {
     "dense": dense_families.cases(SIZES, original=64),
     "delta": delta_families.cases(SIZES),
+    "experts": expert_families.cases(SIZES, original=64),
+    "gemma4": gemma4_families.cases(SIZES),
     "recurrent": recurrent_families.cases(SIZES),
     "latent": latent_families.cases(SIZES, original=64),
 }
@@ -153,8 +157,9 @@ def tensor(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     drawn = rng.standard_normal(shape, np.float32)
     if len(shape) > 1:
         return drawn * np.float32(0.35)
-    neutral = "norm" in name or ".ln_" in name
-    neutral &= name.endswith("weight") and not case.startswith("gemma")
+    neutral = ("norm" in name or ".ln_" in name) and name.endswith("weight")
+    neutral &= not case.startswith("gemma") or case.startswith("gemma4")
+    neutral |= name.endswith(("layer_scalar", "scale"))
     return drawn * np.float32(0.3) + np.float32(neutral)
 
 

@@ -19,7 +19,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,15 +37,14 @@ from specjax.measure import describe
 from specjax.methods import MedusaAdapter
 from specjax.models import LanguageModel, LinenModel, TransformerConfig, attend
 from specjax.options.command import parse, run
-from specjax.options.fields import Options, at_least, option
+from specjax.options.fields import Options, inside, option
 from specjax.training import accepted
 from specjax.training.divergences import forward_kl
-from specjax.training.jobs.distill import Distill
-from specjax.training.jobs.distill_options import DistillOptions
-from specjax.training.jobs.medusa import TrainMedusa
-from specjax.training.jobs.medusa_options import MedusaOptions
+from specjax.training.jobs.distill import Distill, DistillOptions
+from specjax.training.jobs.medusa import MedusaOptions, TrainMedusa
 from specjax.training.losses import Teacher, against, chunked, chunked_rows, cross_entropy
 from specjax.training.material import Material
+from specjax.training.mesh import lay_batch
 from specjax.training.optimizer import make_optimizer, start, update
 from specjax.training.precision import mixed_dot_general
 from specjax.training.written import Written
@@ -127,10 +126,10 @@ class BenchOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(self, 1, "vocab_size", "num_heads", "batch_size", "steps", "rounds")
-        at_least(self, 1, "memory_tokens", "memory_size")
-        at_least(self, 4 + self.num_heads, "sequence_length")
-        at_least(self, 0, "peak")
+        inside(self, "[1, inf)", "vocab_size", "num_heads", "batch_size", "steps", "rounds")
+        inside(self, "[1, inf)", "memory_tokens", "memory_size")
+        inside(self, f"[{4 + self.num_heads}, inf)", "sequence_length")
+        inside(self, "[0, inf)", "peak")
         if (self.target is None) != (self.draft is None):
             raise ValueError("pass --target and --draft, or neither")
 
@@ -185,13 +184,13 @@ def our_job(
         np.zeros((o.batch_size, o.sequence_length), np.float32),
         np.full(o.batch_size, o.sequence_length, np.int32),
     )
+    data = Material(None, nothing, nothing, {})
     if job == "medusa":
         asked = MedusaOptions(**common, num_heads=o.num_heads, head_decay=_DECAY, written_prompt=1)
-        adapter = MedusaAdapter.create(target, o.num_heads)
-        return TrainMedusa(asked, target, adapter, Material(None, nothing, nothing, {})), asked
+        return TrainMedusa(asked, target, data, MedusaAdapter.create(target, o.num_heads)), asked
     asked = DistillOptions(**common, sampled_fraction=1.0, sampled_prompt=1, num_drafts=1)
     reader = LinenModel(draft.model.module.clone(dot_general=mixed_dot_general, attend=attend))
-    return Distill(asked, reader, target, None, nothing, nothing, None, {}), asked
+    return Distill(asked, target, data, reader), asked
 
 
 def ours(
@@ -209,7 +208,7 @@ def ours(
     def steps(tokens: np.ndarray, count: int) -> np.ndarray:
         losses = []
         for number in range(count):
-            batch = {**made.batch(number), "tokens": tokens}
+            batch = lay_batch({**made.batch(number), "tokens": tokens}, None)
             state, values = update(made, optimizer, asked, states.pop(), made.frozen, batch)
             states.append(state)
             losses.append(values["loss"])
@@ -289,10 +288,11 @@ def memory(vocab: int, size: int, tokens: int) -> list[Memory]:
 
     rows, labels, weight = array(tokens, size), array(tokens, dtype=jnp.int32), array(tokens)
     head = array(size, vocab)
+    teacher = Teacher(cast(Array, head))
     losses: dict[str, tuple[Loss, Args, Args]] = {
         "cross-entropy": (cross_entropy, (weight, labels), ()),
-        "forward-kl": (against(forward_kl), (weight, rows), (Teacher(head),)),
-        "accepted-length": (accepted.statistics, (labels, rows), (Teacher(head),)),
+        "forward-kl": (against(forward_kl), (weight, rows), (teacher,)),
+        "accepted-length": (accepted.statistics, (labels, rows), (teacher,)),
     }
     measured = []
     for name, (loss, each, shared) in losses.items():

@@ -6,15 +6,18 @@ and bytes not as a sequence of numbers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import reprlib
 import types
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
+
+_T = TypeVar("_T")
 
 
 def shown(value: object) -> str:
@@ -92,13 +95,12 @@ def flag(name: str, value: object) -> bool:
 
 def hashable(name: str, value: object) -> None:
     """Raises ValueError if `value` is not hashable: it is part of the key of compiled programs."""
-    try:
+    with reworded(
+        f"{name}={shown(value)} is not hashable (",
+        "), and compiled programs are cached by it: make it a frozen dataclass of hashable fields",
+        (TypeError,),
+    ):
         hash(value)
-    except TypeError as error:
-        raise ValueError(
-            f"{name}={shown(value)} is not hashable ({error}), and compiled programs are cached "
-            "by it: make it a frozen dataclass of hashable fields"
-        ) from None
 
 
 def each(name: str, value: object, rows: int, unit: str = "prompt") -> list[Any]:
@@ -180,6 +182,26 @@ def tokens_of(name: str, tokens: object, vocab_size: int) -> list[int]:
     return made
 
 
+def outside(value: float | None, interval: str, kind: str = "finite") -> str | None:
+    """Returns what a number must do to lie in an interval, such as "be at least 1", else None.
+
+    Args:
+      value: the number; None stands for a value that is not of the kind.
+      interval: written as in mathematics: "[0, 1)", or "(0, inf)".
+      kind: the kind of the number in words.
+    """
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    if value is not None and low <= value <= high:
+        if (value > low or interval[0] == "[") and (value < high or interval[-1] == "]"):
+            return None
+    is_kind = value is not None and math.isfinite(value)
+    if math.isfinite(high):
+        return f"{'lie' if is_kind else f'be a {kind} number'} in {interval}"
+    first = interval[1 : interval.index(",")]
+    bound = f"greater than {first}" if interval[0] == "(" else f"at least {first}"
+    return f"be {bound}" if is_kind else f"be a {kind} number, {bound}"
+
+
 def within(name: str, value: object, least: int, most: int | None = None, note: str = "") -> int:
     """Returns `value` as an int, if it is a whole number in [least, most]; `note` says why.
 
@@ -187,17 +209,12 @@ def within(name: str, value: object, least: int, most: int | None = None, note: 
       ValueError: `value` is anything else.
     """
     plain = number(value)
-    if not isinstance(plain, int) or plain < least or (most is not None and plain > most):
-        bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
-        kind = (
-            "be a whole number, "
-            if not isinstance(plain, int)
-            else "be "
-            if most is None
-            else "lie "
-        )
-        raise ValueError(f"{name}={shown(value)}; it must {kind}{bounds}{note}")
-    return plain
+    count = plain if isinstance(plain, int) else None
+    interval = f"[{least}, inf)" if most is None else f"[{least}, {most}]"
+    wanted = outside(count, interval, "whole")
+    if count is None or wanted is not None:
+        raise ValueError(f"{name}={shown(value)}; it must {wanted}{note}")
+    return count
 
 
 def real(name: str, value: object, interval: str, note: str = "") -> float:
@@ -207,14 +224,10 @@ def real(name: str, value: object, interval: str, note: str = "") -> float:
       ValueError: `value` is anything else; `note` says why, or what a bound means.
     """
     plain = number(value)
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    fits = plain is not None and math.isfinite(plain) and low <= plain <= high
-    if not fits or (plain == low and interval[0] == "(") or (plain == high and interval[-1] == ")"):
-        bound = f"a number above {low:g}" if interval[0] == "(" else f"a number of at least {low:g}"
-        kind = "lie" if plain is not None and math.isfinite(plain) else "be a finite number"
-        wanted = f"be {bound}" if math.isinf(high) else f"{kind} in {interval}"
+    wanted = outside(plain, interval)
+    if plain is None or wanted is not None:
         raise ValueError(f"{name}={shown(value)}; it must {wanted}{note}")
-    return float(cast(float, plain))
+    return float(plain)
 
 
 def typed(cure: str, kind: type | types.UnionType, **values: object) -> None:
@@ -224,6 +237,20 @@ def typed(cure: str, kind: type | types.UnionType, **values: object) -> None:
             text = shown(value)  # which may name the type
             kind_of_it = "" if text.startswith("<a ") else f", of the type {type(value).__name__}"
             raise ValueError(f"{name}={text}{kind_of_it}; pass {cure}")
+
+
+def instance(name: str, value: object, kind: type[_T], cure: str) -> _T:
+    """Returns a value of a kind; raises ValueError for another one, as `typed`."""
+    typed(cure, kind, **{name: value})
+    return cast(_T, value)
+
+
+def listed(name: str, value: object, cure: str) -> list[Any]:
+    """Returns the items of a list, a tuple or an array; raises ValueError for another value."""
+    found = items(value)
+    if found is None:
+        raise ValueError(f"{name}={shown(value)} is not allowed; pass {cure}")
+    return found
 
 
 def chosen(name: str, value: object, allowed: Collection[object]) -> None:
@@ -238,3 +265,14 @@ def settle(*faults: tuple[object, str]) -> None:
     found = [sentence for is_wrong, sentence in faults if is_wrong]
     if found:
         raise ValueError("; ".join(found))
+
+
+@contextlib.contextmanager
+def reworded(
+    before: str, after: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)
+) -> Iterator[None]:
+    """Turns an error of this block into a ValueError with words before and after its own."""
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"{before}{error}{after}") from None

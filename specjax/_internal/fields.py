@@ -40,7 +40,7 @@ class Kind:
             raise ValueError(fault)
         return value
 
-    def read(self, fields: Mapping[str, Any], name: str, default: object = None) -> Any:
+    def read(self, fields: Mapping[str, object], name: str, default: object = None) -> Any:
         """Returns a field, or `default` if it is missing or null.
 
         Raises:
@@ -51,7 +51,9 @@ class Kind:
         return self.of(name, default if value is None and default is not None else value)
 
 
-def check(fields: Mapping[str, Any], kinds: Mapping[str, Kind], *, optional: bool = True) -> None:
+def check(
+    fields: Mapping[str, object], kinds: Mapping[str, Kind], *, optional: bool = True
+) -> None:
     """Raises ValueError with every field that does not fit its kind.
 
     Args:

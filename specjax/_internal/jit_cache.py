@@ -15,6 +15,8 @@ from typing import Generic, ParamSpec, Protocol, TypeVar
 
 import jax
 
+from specjax._internal.checks import within
+
 MOST = 64
 
 
@@ -48,8 +50,8 @@ def keep_programs(most: int | None = MOST) -> None:
       >>> specjax.keep_programs(64)
     """
     global _most
-    if most is not None and (not isinstance(most, int) or most < 1):
-        raise ValueError(f"most={most!r} is not allowed; it must be at least 1, or None for all")
+    if most is not None:
+        within("most", most, 1, note=", or None for all")
     _most = most
     for table in _tables:
         table.trim()

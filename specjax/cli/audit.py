@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import specjax
+from specjax._internal.checks import settle
 from specjax.auditing import Endpoint, Plan, Report, audit, audit_endpoint
 from specjax.decoding import Decoder
 from specjax.generation import bad_word_ids, encode
@@ -125,11 +126,13 @@ def _own(arguments: AuditOptions) -> Report:
 
 def _foreign(arguments: AuditOptions) -> Report:
     """Audits another server."""
-    if arguments.model is None:
-        raise ValueError("--url needs --model with the name of the model on that server")
-    if arguments.baseline_url is not None and arguments.target is not None:
-        raise ValueError("pass either --baseline-url or --target as the baseline, not both")
-    assert arguments.url is not None and arguments.temperature is not None
+    both = arguments.baseline_url is not None and arguments.target is not None
+    settle(
+        (arguments.model is None, "--url needs --model with the name of the model on that server"),
+        (both, "pass either --baseline-url or --target as the baseline, not both"),
+    )
+    assert arguments.url is not None and arguments.model is not None
+    assert arguments.temperature is not None
     for field in dataclasses.fields(arguments):
         if field.name in _LOCAL and getattr(arguments, field.name) != field.default:
             raise ValueError(

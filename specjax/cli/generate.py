@@ -9,6 +9,7 @@ import jax
 
 import specjax
 from specjax import plot, tree
+from specjax._internal.checks import settle
 from specjax.cli.colours import LEGEND, depths_of, painted
 from specjax.generation import Options, Prepared, Request, decode, prepare, warm_up
 from specjax.options.command import parse
@@ -82,10 +83,16 @@ class GenerateOptions(
 def main(prog: str, argv: list[str]) -> None:
     arguments = parse(GenerateOptions, argv, prog=prog)
     prompts = arguments.prompts()
-    if arguments.logprobs is not None and not arguments.json:
-        raise ValueError("--logprobs is printed as JSON; add --json")
-    if arguments.colour and (arguments.json or arguments.stop):
-        raise ValueError("--colour colours a text up to its end: leave --json and --stop out")
+    settle(
+        (
+            arguments.logprobs is not None and not arguments.json,
+            "--logprobs is printed as JSON; add --json",
+        ),
+        (
+            arguments.colour and (arguments.json or arguments.stop),
+            "--colour colours a text up to its end: leave --json and --stop out",
+        ),
+    )
     kind = choose(arguments, arguments.rule, arguments.draft_mesh is not None)
     models = load_models(arguments, [kind], [arguments.rule], arguments.devices())
     target, draft = models.target, models.draft

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 
-from specjax._internal.checks import flag, items, shown, typed
+from specjax._internal.checks import flag, items, reworded, shown, typed
 from specjax.constraints import byte_automaton, schemas
 from specjax.constraints.byte_automaton import Bytes
 from specjax.types import Json
@@ -124,10 +124,8 @@ class Choice(Expression):
             raise ValueError(
                 f"Choice({shown(self.texts)}); pass a list of texts, none of them empty"
             )
-        try:
+        with reworded(f"Choice({shown(texts)}) cannot be encoded (", ")"):
             "".join(texts).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"Choice({shown(texts)}) cannot be encoded ({error})") from None
         object.__setattr__(self, "texts", tuple(texts))
 
     @property

@@ -9,12 +9,12 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specjax._internal.bit_masks import words_of
-from specjax._internal.checks import each
+from specjax._internal.checks import each, reworded
 from specjax._internal.extras import need
 from specjax._internal.jit_cache import Recent
 from specjax.constraints.compile import called, need_end, tokenizer_of
@@ -22,6 +22,9 @@ from specjax.constraints.expressions import Grammar
 from specjax.constraints.matching import Matcher
 from specjax.models import LanguageModel
 from specjax.text import token_bytes
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 
@@ -32,8 +35,8 @@ _ANY_SPELLING = '\n%llguidance {"no_forcing": true}\n'
 _STUCK = "NoExtension"
 _LONGEST = 200  # of a reason
 
-_vocabularies: Recent[tuple[str, int], Any] = Recent()
-_grammars: Recent[tuple[str, str, int], Any] = Recent()
+_vocabularies: Recent[tuple[str, int], LLTokenizer] = Recent()
+_grammars: Recent[tuple[str, str, int], LLMatcher] = Recent()
 
 
 class GrammarMatcher(Matcher):
@@ -45,7 +48,7 @@ class GrammarMatcher(Matcher):
       called: the grammar, for messages.
     """
 
-    def __init__(self, start: Any, size: int, called: str) -> None:
+    def __init__(self, start: LLMatcher, size: int, called: str) -> None:
         self.called = called
         self.words, self.spare = words_of(size), -size % 32
         self._start, self._inner, self._text = start, start.deep_copy(), list[int]()
@@ -79,7 +82,7 @@ class GrammarMatcher(Matcher):
 
 def matchers_of(
     target: LanguageModel, constraint: object, ends: list[list[int]]
-) -> tuple[list[Callable[[], Matcher] | None] | None, list[Any]]:
+) -> tuple[list[Callable[[], Matcher] | None] | None, list[object]]:
     """Returns a function that makes each row's matcher, and the constraints that are not grammars.
 
     Args:
@@ -96,7 +99,7 @@ def matchers_of(
         texts.
     """
     asked = each("constraint", constraint, len(ends))
-    rest = [None if isinstance(one, Grammar) else one for one in asked]
+    rest: list[object] = [None if isinstance(one, Grammar) else one for one in asked]
     if not any(isinstance(one, Grammar) for one in asked):
         return None, rest
     begin: list[Callable[[], Matcher] | None] = []
@@ -113,7 +116,7 @@ def matchers_of(
     return begin, rest
 
 
-def _start(target: LanguageModel, grammar: Grammar) -> Any:
+def _start(target: LanguageModel, grammar: Grammar) -> LLMatcher:
     """Returns llguidance's matcher of an empty text, checked."""
     name, size = f"constraint={called(grammar)}", target.model.vocab_size
     need("llguidance", name, "grammar")
@@ -126,7 +129,7 @@ def _start(target: LanguageModel, grammar: Grammar) -> Any:
     )
 
 
-def _vocabulary(written: Sequence[bytes | None]) -> Any:
+def _vocabulary(written: Sequence[bytes | None]) -> LLTokenizer:
     """Returns a tokenizer of llguidance with an extra end token, since rows have their own ends."""
     import llguidance
 
@@ -144,7 +147,9 @@ def _vocabulary(written: Sequence[bytes | None]) -> Any:
     return llguidance.LLTokenizer(wrapped, n_vocab=len(written) + 1, eos_token=len(written))
 
 
-def _compile(vocabulary: Any, grammar: Grammar, name: str, target: LanguageModel) -> Any:
+def _compile(
+    vocabulary: LLTokenizer, grammar: Grammar, name: str, target: LanguageModel
+) -> LLMatcher:
     import llguidance
 
     form = _form(grammar, name)
@@ -178,11 +183,9 @@ def _form(grammar: Grammar, name: str) -> str:
             f"start: %json {json.dumps({**json.loads(text), **own})}{_ANY_SPELLING}"
         )
     if "::=" in text:
-        try:
+        # It raises exceptions of many types for a faulty grammar.
+        with reworded(f"{name} is not a grammar in GBNF (", "); correct it", (Exception,)):
             text = gbnf_to_lark.any_to_lark(text)
-        except Exception as error:  # whatever it raises for a faulty grammar
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{name} is not a grammar in GBNF ({reason}); correct it") from None
     return LLMatcher.grammar_from_lark(text + _ANY_SPELLING)
 
 

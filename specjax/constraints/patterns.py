@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import NoReturn
 
 from specjax.constraints.json_texts import encoded, literal
 
@@ -117,7 +118,7 @@ def _written(group: _Group, first: bool, last: bool) -> str:
             elif part in ("^", "$"):
                 if not (begins if part == "^" else ends):
                     place = "begin" if part == "^" else "end"
-                    raise ValueError(f"has {part!r} where a string does not {place}")
+                    _refuse(f"{part!r} where a string does not {place}")
             else:
                 text += part
         choices.append(text)
@@ -133,13 +134,13 @@ class _Reader:
     def alternatives(self, depth: int) -> list[list[_Group | str]]:
         """Reads up to the end of the group at a depth, or of the pattern at depth 0."""
         if depth > _DEPTH:
-            raise ValueError(f"has more than {_DEPTH} groups inside of each other")
+            _refuse(f"more than {_DEPTH} groups inside of each other")
         found: list[list[_Group | str]] = [[]]
         while self.at < len(self.text):
             letter = self.text[self.at]
             if letter == ")":
                 if not depth:
-                    raise ValueError("has a ')' without a '('")
+                    _refuse("a ')' without a '('")
                 self.at += 1
                 return found
             if letter == "|":
@@ -158,18 +159,18 @@ class _Reader:
             else:
                 found[-1].append(self._one() + self._quantifier())
         if depth:
-            raise ValueError("has a '(' without a ')'")
+            _refuse("a '(' without a ')'")
         return found
 
     def _opening(self) -> str:
         for begin, name in _LOOKS.items():
             if self.text.startswith(begin, self.at):
-                raise ValueError(f"has a {name} ({begin!r}), which no automaton keeps")
+                _refuse(f"a {name} ({begin!r}), which no automaton keeps")
         begun = _GROUP.match(self.text, self.at)
         assert begun is not None
         self.at = begun.end()
         if self.text.startswith("?", self.at):
-            raise ValueError(f"has a group {self.text[self.at - 1 : self.at + 3]!r}")
+            _refuse(f"a group {self.text[self.at - 1 : self.at + 3]!r}")
         return "(?i:" if begun[0] == "(?i:" else "(?:"
 
     def _quantifier(self) -> str:
@@ -182,7 +183,7 @@ class _Reader:
     def _one(self) -> str:
         """Reads one character of the string."""
         if (stray := _QUANTIFIER.match(self.text, self.at)) is not None:
-            raise ValueError(f"has {stray[0]!r} with nothing before it to repeat")
+            _refuse(f"{stray[0]!r} with nothing before it to repeat")
         letter = self.text[self.at]
         self.at += 1
         if letter == ".":
@@ -205,7 +206,7 @@ class _Reader:
                 if low is None or high is None:
                     found += [one, _single(ord("-")), end]
                 elif low > high:
-                    raise ValueError(f"has a range from {chr(low)!r} down to {chr(high)!r}")
+                    _refuse(f"a range from {chr(low)!r} down to {chr(high)!r}")
                 else:
                     found.append(_Class([(low, high)]))
             else:
@@ -215,7 +216,7 @@ class _Reader:
     def _member(self) -> _Class | None:
         """Reads the next member of a class, or None at its end."""
         if self.at >= len(self.text):
-            raise ValueError("has a '[' without a ']'")
+            _refuse("a '[' without a ']'")
         letter = self.text[self.at]
         self.at += 1
         if letter == "]":
@@ -244,11 +245,11 @@ class _Reader:
         if letter == "0" and not self.text[self.at : self.at + 1].isdigit():
             return _single(0)
         if letter in ("b", "B"):
-            raise ValueError(f"has \\{letter}, which no automaton keeps")
+            _refuse(f"\\{letter}, which no automaton keeps")
         if letter.isdigit() or letter == "k":
-            raise ValueError(f"has a back-reference (\\{letter}), which no automaton keeps")
+            _refuse(f"a back-reference (\\{letter}), which no automaton keeps")
         if not letter or (letter.isascii() and letter.isalpha()):
-            raise ValueError(f"has \\{letter}, which is no escape of ECMA-262")
+            _refuse(f"\\{letter}, which is no escape of ECMA-262")
         return _single(ord(letter))
 
     def _code(self) -> int:
@@ -257,7 +258,7 @@ class _Reader:
         found = self._take(rf"{four}|\{{[0-9a-fA-F]{{1,6}}\}}", "\\u")
         code = int(found.strip("{}"), 16)
         if code > _LAST:
-            raise ValueError(f"has \\u{found}, which is no character")
+            _refuse(f"\\u{found}, which is no character")
         low = re.compile(rf"\\u({four})").match(self.text, self.at)
         if 0xD800 <= code < 0xDC00 and low and 0xDC00 <= (half := int(low[1], 16)) < 0xE000:
             self.at = low.end()
@@ -267,7 +268,7 @@ class _Reader:
     def _take(self, wanted: str, after: str) -> str:
         found = re.compile(wanted).match(self.text, self.at)
         if found is None:
-            raise ValueError(f"has {after} without {wanted}")
+            _refuse(f"{after} without {wanted}")
         self.at = found.end()
         return found[0]
 
@@ -296,3 +297,7 @@ def _character(members: list[_Class], negated: bool = False) -> str:
         if all(one is False for one in known) if negated else any(known):
             choices.append(literal(encoded(character)[1:-1]))
     return f"(?:{'|'.join(choices)})"
+
+
+def _refuse(element: str) -> NoReturn:
+    raise ValueError(f"has {element}")

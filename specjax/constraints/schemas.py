@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import NoReturn
 
-from specjax._internal.checks import shown, whole
+from specjax._internal.checks import reworded, shown, whole
 from specjax.constraints import byte_automaton, json_texts, patterns
 from specjax.constraints.byte_automaton import Bytes
 from specjax.constraints.references import References, is_old
@@ -73,16 +73,13 @@ _LONGEST = 2**22  # characters of an expression
 
 def canonical(schema: object, called: str = "JSONSchema") -> str:
     """Returns a schema as JSON with its keys in order, or raises ValueError if it is invalid."""
-    try:
+    before = f"{called}({shown(schema)}) is no schema ("
+    cure = '); pass a dict such as {"type": "object", "properties": {...}}, or its JSON'
+    with reworded(before, cure, (TypeError, ValueError, RecursionError)):
         fields = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(fields, Mapping):
             raise TypeError(f"it is a {type(fields).__name__}")
         return json.dumps(fields, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{called}({shown(schema)}) is no schema ({error}); pass a dict such as "
-            '{"type": "object", "properties": {...}}, or its JSON'
-        ) from None
 
 
 def compile_schema(schema: str, whitespace: str) -> Bytes:

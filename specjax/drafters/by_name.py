@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specjax._internal.checks import settle, shown
+from specjax._internal.checks import reworded, settle, shown
 from specjax.contract import Proposer
 from specjax.drafters.adapting import automatic
 from specjax.methods import PROPOSERS, BoundDrafter, Drafter, EarlyExit, first_of, make_drafter
@@ -129,12 +129,12 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
     """
     module, _, attribute = name.partition(":")
     with _working_directory():
-        try:
+        # An empty name is a ValueError.
+        kinds = (ImportError, AttributeError, ValueError)
+        with reworded(
+            f"proposer={name!r} cannot be imported (", "); it must be module:Name", kinds
+        ):
             made = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:  # an empty name is a ValueError
-            raise ValueError(
-                f"proposer={name!r} cannot be imported ({error}); it must be module:Name"
-            ) from None
         if inspect.isclass(made):
             made = made()
         elif inspect.isfunction(made):

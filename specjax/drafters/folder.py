@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax._internal.checks import chosen, shown, typed
+from specjax._internal.checks import chosen, reworded, shown, typed
 from specjax.contract import Proposer
 from specjax.files import (
     CONFIG,
@@ -212,13 +212,9 @@ def _refuse_others(folder: pathlib.Path) -> None:
     """Raises ValueError if the folder holds a model, which would be replaced."""
     if not (folder / CONFIG).exists():
         return
-    try:
+    before = f"{folder} holds something else than a drafter, which would be replaced: pass another "
+    with reworded(f"{before}folder (", ")", (ValueError, OSError)):
         open_drafter(folder)
-    except (ValueError, OSError) as error:
-        raise ValueError(
-            f"{folder} holds something else than a drafter, which would be replaced: pass another "
-            f"folder ({error})"
-        ) from None
 
 
 def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:

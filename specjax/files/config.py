@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 import warnings
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import reworded, shown
 from specjax._internal.fields import one_of
 from specjax.files.folder import (
     CONFIG,
@@ -42,11 +42,9 @@ def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig
     family = _family(folder, config)
     with named(file):
         check_fields(config)
-        try:
+        kind = config["model_type"]
+        with reworded(f"{file} lacks ", f", which a {kind} model needs", (KeyError,)):
             ours = family.read_config(config)
-        except KeyError as error:
-            kind = config["model_type"]
-            raise ValueError(f"{file} lacks {error}, which a {kind} model needs") from None
     if ours.tied_embeddings and (head := _head_of_its_own(folder, family, ours)) is not None:
         warnings.warn(
             f"{file} says that the output matrix is the embedding (tie_word_embeddings), and the "

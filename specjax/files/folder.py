@@ -9,6 +9,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 
+from specjax._internal.checks import settle, shown
 from specjax._internal.fields import Kind, parse_object
 from specjax.models import Config
 from specjax.parallel import Indivisible
@@ -80,8 +81,10 @@ def replacing(folder: pathlib.Path, names: Iterable[str]) -> Iterator[pathlib.Pa
 def refuse_quantised(folder: pathlib.Path, quantisation: object) -> None:
     """Raises ValueError if a configuration describes a quantisation of the weights."""
     if quantisation:
+        named = isinstance(quantisation, dict) and quantisation.get("quant_method")
+        method = f" of the method {shown(named)}" if named else ""
         raise ValueError(
-            f"{folder} is quantised (quantization_config); pass the unquantised checkpoint"
+            f"{folder} is quantised (quantization_config{method}); pass the unquantised checkpoint"
         )
 
 
@@ -131,15 +134,18 @@ def read_bytes(path: pathlib.Path, size: int = -1, most: int = _MOST) -> bytes:
     """
     try:
         kind = os.stat(path)
-        if not stat.S_ISREG(kind.st_mode) and not stat.S_ISDIR(kind.st_mode):
-            raise ValueError(
-                f"{path} is a pipe or a device; a model folder holds plain files: replace it"
-            )
-        if (kind.st_size if size < 0 else size) > most and stat.S_ISREG(kind.st_mode):
-            raise ValueError(
+        is_file = stat.S_ISREG(kind.st_mode)
+        settle(
+            (
+                not is_file and not stat.S_ISDIR(kind.st_mode),
+                f"{path} is a pipe or a device; a model folder holds plain files: replace it",
+            ),
+            (
+                is_file and (kind.st_size if size < 0 else size) > most,
                 f"{path} has {kind.st_size} bytes, and at most {most} are read: it is damaged, or "
-                "another kind of file; download it again"
-            )
+                "another kind of file; download it again",
+            ),
+        )
         with open(path, "rb") as stream:
             return stream.read(size)
     except FileNotFoundError:

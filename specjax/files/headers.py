@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from specjax._internal.checks import reworded
 from specjax._internal.fields import parse_object
 from specjax.files.folder import read_bytes
 
@@ -76,13 +77,12 @@ def read_header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
       OSError: it cannot be read.
     """
     length = int.from_bytes(read_bytes(file, 8), "little")
-    try:
+    kinds = (safetensors.SafetensorError, OSError)
+    with reworded(f"{file} is damaged or truncated (", "); download it again", kinds):
         if length > _LONGEST:
             raise OSError(f"its header has {length} bytes, and at most {_LONGEST} are read")
         # This checks every offset, shape and dtype against the file's length.
         safetensors.safe_open(file, "np")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is damaged or truncated ({error}); download it again") from None
     for name, entry in parse_object(read_bytes(file, 8 + length)[8:], file).items():
         if name != "__metadata__":
             yield (

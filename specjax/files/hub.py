@@ -6,7 +6,7 @@ import os
 import pathlib
 
 from specjax._internal.checks import shown
-from specjax._internal.extras import install
+from specjax._internal.extras import need
 from specjax.files.folder import INDEX, SINGLE, check_links, shard_names
 
 TOKENIZER = (
@@ -68,20 +68,37 @@ def _is_name(path: str) -> bool:
 
 
 def _download(name: str, revision: str | None) -> pathlib.Path:
-    try:
-        import huggingface_hub
-        from huggingface_hub import errors
-    except ImportError:
-        raise ValueError(
-            f"{name} is not a folder here, and fetching it from the Hub needs huggingface_hub: "
-            f"{install('hub')}"
-        ) from None
+    need("huggingface_hub", f"{name} is not a folder here, and fetching it from the Hub", "hub")
+    import huggingface_hub
+    from huggingface_hub import errors
 
     def fetch(files: list[str], revision: str | None) -> pathlib.Path:
         return pathlib.Path(
             huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files)
         )
 
+    told: dict[type[Exception], tuple[type[OSError], str]] = {
+        errors.GatedRepoError: (
+            PermissionError,
+            f" is gated: accept its conditions at https://huggingface.co/{name}, then log in with "
+            "`hf auth login`",
+        ),
+        errors.RevisionNotFoundError: (
+            FileNotFoundError,
+            f" has no revision {revision!r} on the Hub",
+        ),
+        errors.RepositoryNotFoundError: (
+            FileNotFoundError,
+            " is neither a folder here nor a model of the Hub that you may read: check its "
+            "spelling, or log in with `hf auth login`",
+        ),
+        errors.LocalEntryNotFoundError: (
+            FileNotFoundError,
+            f"{f' at {revision}' if revision else ''} is not a folder here, not (wholly) in the "
+            "Hub's cache, and the Hub is out of reach: go online and unset HF_HUB_OFFLINE, or "
+            "pass a local folder",
+        ),
+    }
     try:
         # Fetch the small files first: some models have several sets of weights, and the index says
         # which files are needed.
@@ -95,21 +112,6 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
             if all((folder / file).exists() for file in weights)
             else fetch([*weights, MEDUSA_WEIGHTS], folder.name)
         )
-    except errors.GatedRepoError:
-        raise PermissionError(
-            f"{name} is gated: accept its conditions at https://huggingface.co/{name}, then log in "
-            "with `hf auth login`"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise FileNotFoundError(f"{name} has no revision {revision!r} on the Hub") from None
-    except errors.RepositoryNotFoundError:
-        raise FileNotFoundError(
-            f"{name} is neither a folder here nor a model of the Hub that you may read: check its "
-            "spelling, or log in with `hf auth login`"
-        ) from None
-    except errors.LocalEntryNotFoundError:
-        raise FileNotFoundError(
-            f"{name}{f' at {revision}' if revision else ''} is not a folder here, not (wholly) in "
-            "the Hub's cache, and the Hub is out of reach: go online and unset HF_HUB_OFFLINE, or "
-            "pass a local folder"
-        ) from None
+    except tuple(told) as error:
+        kind, text = next(words for of, words in told.items() if isinstance(error, of))
+        raise kind(f"{name}{text}") from None

@@ -74,7 +74,8 @@ def read_params(
     stored, faults = open_tensors(weight_files(folder))
     config = config or cast(TransformerConfig, model.module.config)
     # Tracing a model of very many layers takes minutes, and its table of experts gigabytes.
-    if (least := config.least_tensors) > len(stored):
+    least = config.num_layers if family.fused else config.least_tensors
+    if least > len(stored):
         raise ValueError(
             f"the weights in {folder} do not fit its config.json, which describes a model of at "
             f"least {least} tensors: the files hold {len(stored)}. A file belongs to another model "
@@ -92,7 +93,8 @@ def read_params(
     if lora is not None:
         stored = lora.onto(folder, stored, table, family.spelled, config.tied_embeddings)
     rows = _as_held(table if layers is None else _cut(table, layers), shapes)
-    faults += _misfits(rows, shapes, stored) + _leftovers(table, family, config, stored)
+    faults += _misfits(rows, shapes, stored, layers is None)
+    faults += _leftovers(table, family, config, stored)
     if model.module.separate_head:
         tied = [
             dataclasses.replace(row, path=_HEAD, transpose=True)
@@ -165,9 +167,10 @@ def _read_leaves(
     for path, parts in tqdm(
         leaves, desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False
     ):
-        read = _reader(parts, shapes[path], stored, dtype, spoilt)
+        kept = jnp.dtype(jnp.float32 if parts[0].wide else dtype)
+        read = _reader(parts, shapes[path], stored, kept, spoilt)
         if path in placed:
-            leaf = jax.make_array_from_callback(shapes[path], placed[path], read, jnp.dtype(dtype))
+            leaf = jax.make_array_from_callback(shapes[path], placed[path], read, kept)
         else:
             leaf = jax.device_put(read((slice(None),) * len(shapes[path])))
         params[path] = jax.block_until_ready(leaf)  # otherwise host copies would pile up
@@ -249,7 +252,7 @@ def write_rows(
                 part = to_host(leaves[row.path])
                 part = part if row.at is None else part[row.at]
                 view = tensor.reshape(row.view or shape)[row.index]
-                view[...] = (part.T if row.transpose else part).reshape(view.shape)
+                view[...] = (part.swapaxes(-1, -2) if row.transpose else part).reshape(view.shape)
             stream.write(tensor.reshape(-1).view(np.uint8).data)
     return tensors[rows[0].name][1]
 
@@ -354,7 +357,7 @@ def _flat(tree: Weights) -> dict[_Path, Array]:
 def _part_shape(row: Tensor, leaf: _Shape) -> _Shape:
     """Returns the shape of a row's slice of a parameter, in the layout of the file."""
     shape = leaf if row.at is None else leaf[1:]
-    return shape[::-1] if row.transpose else shape
+    return (*shape[:-2], *shape[:-3:-1]) if row.transpose else shape
 
 
 def _stored_shape(row: Tensor, leaf: _Shape) -> _Shape:
@@ -362,9 +365,12 @@ def _stored_shape(row: Tensor, leaf: _Shape) -> _Shape:
 
 
 def _misfits(
-    rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored]
+    rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored], whole: bool = True
 ) -> list[str]:
-    """Returns a line for each tensor of the table that is missing or has a wrong shape or dtype."""
+    """Returns a line for each tensor of the table that is missing or has a wrong shape or dtype.
+
+    If `whole`, the rows cover each tensor.
+    """
     faults = []
     for name, parts in _grouped(rows, lambda row: row.name).items():
         shape = _stored_shape(parts[0], shapes[parts[0].path])
@@ -377,7 +383,7 @@ def _misfits(
             faults.append(f"{name} has shape {list(tensor.shape)} instead of {list(shape)}")
         elif tensor.kind not in KINDS:
             faults.append(f"{name} is stored as {tensor.kind}; specjax reads {', '.join(KINDS)}")
-        elif read != math.prod(shape):
+        elif whole and read != math.prod(shape):
             faults.append(
                 f"{name} holds {math.prod(shape)} numbers, of which the family's table reads {read}"
             )
@@ -434,7 +440,7 @@ def _reader(
         row = by_index[at]
         tensor = stored[row.name].map()
         view = tensor.reshape(row.view or tensor.shape)[row.index].reshape(_part_shape(row, leaf))
-        return view.T if row.transpose else view
+        return view.swapaxes(-1, -2) if row.transpose else view
 
     def read(index: _Index | None) -> np.ndarray:
         assert index is not None  # JAX passes None only without a shape

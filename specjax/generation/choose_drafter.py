@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax._internal.checks import each, hashable, items, shown, whole
+from specjax._internal.checks import each, hashable, instance, items, settle, shown, whole
 from specjax.contract import Proposer, Rule
 from specjax.decoding import Decoder
 from specjax.drafters import CHAIN, adaptive, as_chain, automatic, drafter_by_name
@@ -33,16 +33,18 @@ def choose_drafter(
     draft = _draft(request.draft, mesh)
     beside = f"with draft={draft and draft.name}"
     kind = request.draft_dtype
-    if kind is not None and (draft is None or not isinstance(kind, str) or kind != "int8"):
-        raise ValueError(
-            f'draft_dtype={shown(request.draft_dtype)} {beside}; pass "int8" together with draft='
-        )
     on = None if draft is None else mesh_of(draft.params)
-    if on is not None and draft is not None and (mesh is None or not alike(on, mesh)):
-        raise ValueError(
-            f"the draft {draft.name!r} is on another mesh than {target.name!r}: "
-            "load both with the same mesh="
-        )
+    settle(
+        (
+            kind is not None and (draft is None or not isinstance(kind, str) or kind != "int8"),
+            f'draft_dtype={shown(kind)} {beside}; pass "int8" together with draft=',
+        ),
+        (
+            on is not None and (mesh is None or not alike(on, mesh)),
+            f"the draft {draft and draft.name!r} is on another mesh than {target.name!r}: load "
+            "both with the same mesh=",
+        ),
+    )
     drafter = _drafter(target, request, rule, draft, max(depth, 1), temperature)
     if depth == 0:
         return BoundDrafter(NoProposer()), drafts
@@ -142,11 +144,7 @@ def _drafter(
                 f"drafter= comes with its proposer and weights: leave {' and '.join(others)}= out"
                 ' (or pass it with proposer="auto" alone)'
             )
-        if not isinstance(request.drafter, Drafter):
-            raise ValueError(
-                f"drafter={shown(asked)} is not a drafter; "
-                "pass what a loader such as load_drafter returns"
-            )
+        asked = instance("drafter", asked, Drafter, "what a loader such as load_drafter returns")
     if isinstance(asked, str):
         numbers = {} if request.num_drafts is None else {"num_drafts": depth}
         return drafter_by_name(asked, target, draft, request.draft_dtype, **numbers)
@@ -162,11 +160,7 @@ def _drafter(
             f"proposer={shown(asked)} is a class; "
             f"pass one of its objects, such as {asked.__name__}(...)"
         )
-    if not isinstance(asked, Proposer):
-        raise ValueError(
-            f"proposer={shown(asked)} is not a proposer; "
-            'pass one such as NGram(), or a name such as "ngram"'
-        )
+    asked = instance("proposer", asked, Proposer, 'one such as NGram(), or a name such as "ngram"')
     hashable("proposer", asked)
     return (
         BoundDrafter(asked)
@@ -178,10 +172,6 @@ def _drafter(
 def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
     if draft is None:
         return draft
-    if isinstance(draft, LanguageModel):
-        several = mesh is not None and mesh.size > 1
-        return for_several_devices(draft) if several else draft
-    raise ValueError(
-        f"draft is a {type(draft).__name__}; "
-        "pass what specjax.load(folder) returns, a folder, or org/name"
-    )
+    cure = "what specjax.load(folder) returns, a folder, or org/name"
+    loaded = instance("draft", draft, LanguageModel, cure)
+    return for_several_devices(loaded) if mesh is not None and mesh.size > 1 else loaded

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax._internal.checks import each, flag, hashable, items, shown, whole
+from specjax._internal.checks import each, flag, hashable, instance, items, settle, shown, whole
 from specjax.caches import SPARE_SLOTS
 from specjax.constraints import Matcher, check_least, constraints_of, matchers_of
 from specjax.contract import Rule
@@ -203,16 +203,18 @@ def prepare(
 
 def _check_host(draft_mesh: Mesh | None) -> None:
     """Raises ValueError where the host cannot follow grammars between two programs."""
-    if draft_mesh is not None:
-        raise ValueError(
+    settle(
+        (
+            draft_mesh is not None,
             "draft_mesh= drafts while the target verifies, and the host follows a Grammar between "
-            "the two: leave draft_mesh= out, or pass a specjax.Regex or a specjax.JSONSchema"
-        )
-    if jax.process_count() > 1:
-        raise ValueError(
+            "the two: leave draft_mesh= out, or pass a specjax.Regex or a specjax.JSONSchema",
+        ),
+        (
+            jax.process_count() > 1,
             f"a Grammar is followed by one host, and there are {jax.process_count()} processes: "
-            "decode in one, or pass a specjax.Regex or a specjax.JSONSchema"
-        )
+            "decode in one, or pass a specjax.Regex or a specjax.JSONSchema",
+        ),
+    )
 
 
 def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool]:
@@ -268,13 +270,10 @@ def _rule(rule: object) -> Rule:
         return Match()
     if isinstance(rule, str) and rule in RULES:
         return RULES[rule]()
-    if not isinstance(rule, Rule):
-        raise ValueError(
-            f"rule={shown(rule)} is not a rule; "
-            f"pass one of {', '.join(RULES)}, or a rule such as specjax.Match()"
-        )
-    hashable("rule", rule)
-    return rule
+    known = f"one of {', '.join(RULES)}, or a rule such as specjax.Match()"
+    made = instance("rule", rule, Rule, known)
+    hashable("rule", made)
+    return made
 
 
 def _stops(target: LanguageModel, stop: object) -> tuple[str, ...]:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specjax._internal.checks import items, number, settle, shown, tokens_of, whole
+from specjax._internal.checks import (
+    items,
+    listed,
+    number,
+    reworded,
+    settle,
+    shown,
+    tokens_of,
+    whole,
+)
 from specjax.contract import Proposer
 from specjax.models import LanguageModel
 from specjax.processors import word_list
@@ -25,7 +34,7 @@ _FEWEST, _MOST = 16, 2**20
 
 _SHORTEST = 16
 
-Conversation = list[Mapping[str, Any]]
+Conversation = list[Mapping[str, object]]
 """Turns like {"role": "user", "content": "..."}."""
 
 
@@ -36,10 +45,8 @@ def read_text(path: pathlib.Path) -> str:
       ValueError: the file is not UTF-8.
       OSError: the file does not exist or cannot be read.
     """
-    try:
+    with reworded(f"{path} is not UTF-8 text (", "); save it as UTF-8"):
         return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
 
 
 def read_lines(path: pathlib.Path) -> list[tuple[int, str]]:
@@ -58,7 +65,7 @@ def read_file(path: pathlib.Path) -> list[str | Conversation]:
     """Returns the prompts of a file.
 
     A `.jsonl`, `.ndjson` or `.json` file has one JSON object per line, with a text `prompt` or a
-    conversation `messages`.  Any other file is one prompt.
+    conversation `messages`.  object other file is one prompt.
 
     Raises:
       ValueError: the file is not UTF-8, has no prompt, or a line has neither field.
@@ -114,10 +121,8 @@ def encode(target: LanguageModel, prompts: Prompts, called: str = "prompt") -> l
     Raises:
       ValueError: an empty prompt, ids outside the vocabulary, or a text without a tokenizer.
     """
-    rows = [prompts] if isinstance(prompts, str) else items(prompts)
-    kinds = "pass a text, a list of texts, or a list of lists of token ids"
-    if rows is None:
-        raise ValueError(f"{called}s={shown(prompts)} is not allowed; {kinds}")
+    kinds = "a text, a list of texts, or a list of lists of token ids"
+    rows = [prompts] if isinstance(prompts, str) else listed(f"{called}s", prompts, kinds)
     if not rows:
         raise ValueError("prompts is empty; pass at least one prompt, or messages=")
     encoded = []
@@ -131,7 +136,7 @@ def encode(target: LanguageModel, prompts: Prompts, called: str = "prompt") -> l
             row = text_ids(f"{called} {index}", target, row, special=True) if row else []
         tokens = items(row)
         if tokens is None:
-            raise ValueError(f"{called}s holds {shown(row)}; {kinds}")
+            raise ValueError(f"{called}s holds {shown(row)}; pass {kinds}")
         if not tokens:
             raise ValueError(f"{called} {index} is empty; a {called} needs at least one token")
         ids = []
@@ -139,7 +144,8 @@ def encode(target: LanguageModel, prompts: Prompts, called: str = "prompt") -> l
             value = number(token)
             if not isinstance(value, int):
                 raise ValueError(
-                    f"{called} {index} holds {shown(token)}; token ids are whole numbers: {kinds}"
+                    f"{called} {index} holds {shown(token)}; token ids are whole numbers: pass "
+                    f"{kinds}"
                 )
             ids.append(value)
         if not 0 <= min(ids) <= max(ids) < target.model.vocab_size:
@@ -185,27 +191,23 @@ def documents_of(
             f"documents= is not used by a {type(proposer).__name__}: pass proposer=NGram(), or a "
             "datastore's drafter"
         )
-    listed = items(documents)
-    if listed is None:
-        raise ValueError(f"documents={shown(documents)}; pass a list of texts or token-id lists")
-    nested = [None if isinstance(entry, str) else items(entry) for entry in listed]
-    is_each = bool(listed) and all(
+    given = listed("documents", documents, "a list of texts or token-id lists")
+    nested = [None if isinstance(entry, str) else items(entry) for entry in given]
+    is_each = bool(given) and all(
         entry is not None and all(isinstance(x, str) or items(x) is not None for x in entry)
         for entry in nested
     )
-    if is_each and len(listed) != rows:
+    if is_each and len(given) != rows:
         raise ValueError(
-            f"documents has {len(listed)} lists for {rows} prompts; pass one list of documents, or "
+            f"documents has {len(given)} lists for {rows} prompts; pass one list of documents, or "
             "one per prompt"
         )
-    each = [entry or [] for entry in nested] if is_each else [listed] * rows
+    each = [entry or [] for entry in nested] if is_each else [given] * rows
     width, made = _FEWEST, []
     for entries in each:
         tokens = [ABSENT]
-        try:
+        with reworded("documents: "):
             encoded = encode(target, entries, "document") if entries else []
-        except ValueError as error:
-            raise ValueError(f"documents: {error}") from None
         for ids in encoded:
             tokens += [*ids, ABSENT]
         if len(tokens) > _MOST:
@@ -226,13 +228,10 @@ def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list
       ValueError: the text cannot be encoded; for example half of a surrogate pair has no bytes.
     """
     assert target.tokenizer is not None
-    try:
-        with no_panic(f"{name} is the text {shown(text)}"):
-            return target.tokenizer.encode(text, add_special_tokens=special).ids
-    except (TypeError, UnicodeError) as error:
-        raise ValueError(
-            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); correct it"
-        ) from None
+    what = f"{name} is the text {shown(text)}"
+    kinds = (TypeError, UnicodeError)
+    with reworded(f"{what}, which cannot be encoded (", "); correct it", kinds), no_panic(what):
+        return target.tokenizer.encode(text, add_special_tokens=special).ids
 
 
 def conversations(
@@ -256,10 +255,8 @@ def conversations(
     if target.tokenizer is None:
         raise ValueError(f"messages= needs a tokenizer, and {target.name} has none")
     chats = [turns] if turns and isinstance(turns[0], Mapping) else turns
-    try:
+    with reworded(f"{target.name}: "):
         texts = [render(target.files, chat, **(more or {})) for chat in chats]
-    except ValueError as error:
-        raise ValueError(f"{target.name}: {error}") from None
     ids = [text_ids("messages", target, text, special=False) for text in texts]
     if [] in ids:
         raise ValueError(

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypedDict
 
 from jax.sharding import Mesh
 
-from specjax._internal.checks import shown, typed, whole
+from specjax._internal.checks import reworded, shown, typed, whole
 from specjax.constraints import Constraint
 from specjax.contract import Proposer, Rule
 from specjax.drafters import arrange, load_drafter
@@ -239,11 +239,11 @@ def load_named(
     if not isinstance(draft, str):
         return request
     mesh = mesh_of(target.params) if mesh is None else mesh
-    try:
+    with reworded(
+        f"draft={shown(draft)} cannot be loaded: ", "", (OSError, ImportError, UnicodeError)
+    ):
         os.fsencode(draft)
         loaded = _loaded(draft, _content(draft), mesh if draft_mesh is None else draft_mesh)
-    except (OSError, ImportError, UnicodeError) as error:
-        raise ValueError(f"draft={shown(draft)} cannot be loaded: {error}") from None
     return dataclasses.replace(request, draft=loaded)
 
 

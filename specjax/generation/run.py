@@ -23,6 +23,7 @@ from specjax.models import LanguageModel
 from specjax.overlap import OverlapState
 from specjax.parallel import to_host
 from specjax.proposers import Adaptive
+from specjax.types import DecodeState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,12 +175,14 @@ def decode(prepared: Prepared) -> Output | TextStream:
     return _output(ready, state, time.perf_counter() - started)
 
 
-def _output(ready: Ready, state: Any, seconds: float, searched: Sequence[int] = ()) -> Output:
+def _output(
+    ready: Ready, state: DecodeState | OverlapState, seconds: float, searched: Sequence[int] = ()
+) -> Output:
     """Returns the result; the first `searched` tokens of each row have no stop string."""
     prepared, learned, choices = ready.prepared, ready.learned, None
     if learned is not None:
+        assert isinstance(state, DecodeState) and isinstance(prepared.decoder.proposer, Adaptive)
         learned.learn(state)
-        assert isinstance(prepared.decoder.proposer, Adaptive)
         choices = Choices(prepared.decoder.proposer.options, learned.seconds.copy(), learned.spent)
     text, tokens, finish, ends, lengths = [], [], [], to_host(state.eos), prepared.lengths
     for row, new in enumerate(_new_tokens(state, lengths)):
@@ -199,7 +202,7 @@ def _output(ready: Ready, state: Any, seconds: float, searched: Sequence[int] = 
     return Output(text, tokens, finish, stats, prepared.decoder.rule.exact, logprobs, choices)
 
 
-def _new_tokens(state: Any, lengths: np.ndarray) -> list[list[int]]:
+def _new_tokens(state: DecodeState | OverlapState, lengths: np.ndarray) -> list[list[int]]:
     tokens, ends = to_host((state.tokens, state.length))
     return [tokens[row, lengths[row] : ends[row]].tolist() for row in range(len(lengths))]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax._internal.checks import each, shown
+from specjax._internal.checks import each, settle, shown
 from specjax.contract import Weights
 from specjax.methods.drafter import Adapter, Drafter
 from specjax.models import LanguageModel
@@ -49,13 +49,17 @@ class AdapterBank(Drafter, abc.ABC, Generic[DrafterT]):
             another target.
         """
         slot = len(self.adapters)
-        if name in self.adapters:
-            raise ValueError(f"the bank has an adapter {name!r} already: choose another name")
-        if slot == self.capacity:
-            raise ValueError(
-                f"the bank holds {slot} of {self.capacity} adapters: "
-                f"create one with capacity={slot + 1} or more"
-            )
+        settle(
+            (
+                name in self.adapters,
+                f"the bank has an adapter {name!r} already: choose another name",
+            ),
+            (
+                slot == self.capacity,
+                f"the bank holds {slot} of {self.capacity} adapters: create one with "
+                f"capacity={slot + 1} or more",
+            ),
+        )
         self.fits(name, adapter)
         form = dataclasses.replace(adapter, params=None)
         stacked = _put(self.params, jnp.int32(slot), adapter.params)

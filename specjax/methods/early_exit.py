@@ -11,6 +11,7 @@ from jax import Array
 from specjax._internal.checks import settle, within
 from specjax.caches import KVCache
 from specjax.contract import Context, Loaded, Lookahead, Model, Source
+from specjax.methods.draft_model import read_staged
 from specjax.models import LinenModel, TransformerConfig
 from specjax.proposers import Chain
 from specjax.types import Block, Proposal, Weights
@@ -62,6 +63,12 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
         config = self.target.module.config.truncated(self.exit_layer)
         return dataclasses.replace(self.target, module=self.target.module.clone(config=config))
 
+    @property
+    def _num_leaves(self) -> int:
+        """The keys and values in the cache that the first layers have for themselves."""
+        assert isinstance(self.target, LinenModel)
+        return len(self.target.module.config.truncated(self.exit_layer).owners)
+
     def bind(self, target: Loaded, draft: Loaded | None) -> Weights:
         if self.target != target.model:
             raise ValueError(
@@ -79,23 +86,19 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
         self, params: Weights, state: KVCache | tuple[()], context: Context
     ) -> tuple[KVCache, KVCache, Array]:
         assert isinstance(state, KVCache)  # the target's
-        layers = slice(self.exit_layer)
+        layers = slice(self._num_leaves)
         first = dataclasses.replace(state, keys=state.keys[layers], values=state.values[layers])
         return state, *self.extend(params, first, context.pending)
 
     def extend(self, params: Weights, reading: KVCache, tokens: Array) -> tuple[KVCache, Array]:
-        out = self.model.apply(params, tokens[:, None], reading.length[:, None], reading)
-        return out.staged.commit(jnp.ones_like(reading.length)), out.logits[:, 0].astype(
-            jnp.float32
-        )
+        at = jnp.zeros_like(tokens)[:, None]
+        cache, logits = read_staged(self.model, params, reading, tokens[:, None], at)
+        return cache.commit(jnp.ones_like(reading.length)), logits[:, 0]
 
     def read_tree(
         self, params: Weights, reading: KVCache, tokens: Array, at: Array, depth: Array, mask: Array
     ) -> tuple[KVCache, Array]:
-        out = self.model.apply(params, tokens, reading.length[:, None] + depth, reading, mask)
-        return out.staged, jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(
-            jnp.float32
-        )
+        return read_staged(self.model, params, reading, tokens, at, depth, mask)
 
     def end(
         self, params: Weights, state: KVCache | tuple[()], reading: KVCache, proposal: Proposal
@@ -104,7 +107,7 @@ class EarlyExitSource(Source[Weights, KVCache | tuple[()], KVCache]):
         # Take the buffers of the first layers from the reading.  Take everything else from the
         # target's cache, including its length.
         keys, values = (
-            first + every[self.exit_layer :]
+            first + every[self._num_leaves :]
             for first, every in ((reading.keys, state.keys), (reading.values, state.values))
         )
         return dataclasses.replace(state, keys=keys, values=values)

@@ -31,8 +31,9 @@ takes up to twice as long as without blocks if all slots are filled, but a seven
 Parts = Array | tuple[Array, ...]
 """Queries or keys, or several parts of them: the scores of the parts are summed."""
 
-_Mixing = Callable[[Parts, Parts, Array, Array], Array]
-"""Maps queries [B, K, R, D], keys, values and `visible` to [B, K, R, V] in float32."""
+_Mixing = Callable[[Parts, Parts, Array, Array, Array | None], Array]
+"""Maps queries [B, K, R, D], keys, values, `visible` and sinks [K, R, 1] to [B, K, R, V] float32.
+"""
 
 
 def attend(
@@ -42,6 +43,7 @@ def attend(
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes softmax attention with an explicit mask.
 
@@ -52,6 +54,8 @@ def attend(
       visible: [B or 1, N, S] bool; every token attends to at least one slot.
       scale: of the scores, by default D ** -0.5.
       softcap: bounds the scores by c tanh(x / c) (Gemma 2, arXiv 2408.00118, section 2).
+      sinks: [H], a score of each head that joins the softmax, with a value of 0 (Xiao et al. 2023,
+        arXiv 2309.17453; learned in gpt-oss).
 
     Returns:
       [B, N, H * V].  Scores and their softmax are float32 whatever the inputs are.
@@ -71,7 +75,7 @@ def attend(
         mix = functools.partial(by_platform, narrow, whole)
     else:
         mix = whole
-    return _by_group(mix, query, keys, values, visible)
+    return _by_group(mix, query, keys, values, visible, sinks)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
@@ -82,13 +86,19 @@ def cpu_attend(
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `attend` for arrays on one device, with `specjax.kernels` for few tokens.
 
-    On a mesh XLA would gather the cache, so models on several devices take `attend`.
+    On a mesh XLA would gather the cache, so models on several devices take `attend`.  The kernels
+    have no sinks.
     """
-    other = functools.partial(attend, scale=scale, softcap=softcap)
-    if not (keys.dtype == values.dtype and kernels.takes_attention(query, keys, softcap)):
+    other = functools.partial(attend, scale=scale, softcap=softcap, sinks=sinks)
+    if (
+        sinks is not None
+        or keys.dtype != values.dtype
+        or not kernels.takes_attention(query, keys, softcap)
+    ):
         return other(query, keys, values, visible)
     factor = query.shape[3] ** -0.5 if scale is None else scale
 
@@ -106,10 +116,22 @@ def _(
     primals: tuple[Array, ...],
     tangents: tuple[Array, ...],
 ) -> tuple[Array, Array]:
-    return jax.jvp(functools.partial(attend, scale=scale, softcap=softcap), primals, tangents)
+    def plain(
+        query: Array, keys: Array, values: Array, visible: Array, sinks: Array | None
+    ) -> Array:
+        return attend(query, keys, values, visible, scale, softcap, sinks)
+
+    return jax.jvp(plain, primals, tangents)
 
 
-def _by_group(mix: _Mixing, query: Parts, keys: Parts, values: Array, visible: Array) -> Array:
+def _by_group(
+    mix: _Mixing,
+    query: Parts,
+    keys: Parts,
+    values: Array,
+    visible: Array,
+    sinks: Array | None = None,
+) -> Array:
     """Runs `mix` with the query heads grouped by key head; the shapes are those of `attend`."""
     batch, width, heads, _ = jax.tree.leaves(query)[0].shape
     key_heads, dim = values.shape[1], values.shape[3]
@@ -119,17 +141,29 @@ def _by_group(mix: _Mixing, query: Parts, keys: Parts, values: Array, visible: A
         split = part.reshape(batch, width, key_heads, groups, -1).transpose(0, 2, 3, 1, 4)
         return split.reshape(batch, key_heads, groups * width, -1)
 
-    out = mix(jax.tree.map(grouped, query), keys, values, visible)
+    if sinks is not None:
+        sinks = jnp.repeat(sinks.astype(jnp.float32), width).reshape(key_heads, -1, 1)
+    out = mix(jax.tree.map(grouped, query), keys, values, visible, sinks)
     out = out.astype(values.dtype).reshape(batch, key_heads, groups, width, dim)
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * dim)
 
 
 def _whole(
-    scale: float, softcap: float | None, grouped: Parts, keys: Parts, values: Array, visible: Array
+    scale: float,
+    softcap: float | None,
+    grouped: Parts,
+    keys: Parts,
+    values: Array,
+    visible: Array,
+    sinks: Array | None = None,
 ) -> Array:
     """Attends to all slots at once."""
     scores = _scores(grouped, keys, visible, scale, softcap)
-    return _mix(jax.nn.softmax(scores, axis=-1), values)
+    if sinks is None:
+        return _mix(jax.nn.softmax(scores, axis=-1), values)
+    most = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), sinks))
+    weights = jnp.exp(scores - most)
+    return _mix(weights / (weights.sum(-1, keepdims=True) + jnp.exp(sinks - most)), values)
 
 
 def _scores(
@@ -166,6 +200,7 @@ def _in_blocks(
     keys: Parts,
     values: Array,
     visible: Array,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `_whole` over `size` slots at a time, with an online softmax.
 
@@ -206,12 +241,12 @@ def _in_blocks(
             mixed * shrink + _mix(weights, cut(values)),
         )
 
-    shape = jax.tree.leaves(grouped)[0].shape[:3]
-    begun = (
-        jnp.full((*shape, 1), jnp.finfo(jnp.float32).min),
-        jnp.zeros((*shape, 1)),
-        jnp.zeros((*shape, values.shape[3])),
-    )
+    shape = (*jax.tree.leaves(grouped)[0].shape[:3], 1)
+    if sinks is None:
+        least, nothing = jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape)
+    else:  # as if they were slots before the first, with values of 0
+        least, nothing = jnp.broadcast_to(sinks, shape), jnp.ones(shape)
+    begun = (least, nothing, jnp.zeros((*shape[:3], values.shape[3])))
     with jax.named_scope("blocks"):
         _, total, mixed = jax.lax.fori_loop(first, last, step, begun)
     return mixed / total
@@ -226,12 +261,13 @@ def _forward(
 def _backward(
     size: int, scale: float, softcap: float | None, inputs: tuple[Any, ...], out: Array
 ) -> tuple[Any, ...]:
-    grouped, keys, values, visible = inputs
+    grouped, keys, values, visible, sinks = inputs
 
-    def whole(grouped: Parts, keys: Parts, values: Array) -> Array:
-        return _whole(scale, softcap, grouped, keys, values, visible)
+    def whole(grouped: Parts, keys: Parts, values: Array, sinks: Array | None) -> Array:
+        return _whole(scale, softcap, grouped, keys, values, visible, sinks)
 
-    return *jax.vjp(whole, grouped, keys, values)[1](out), None
+    slopes = jax.vjp(whole, grouped, keys, values, sinks)[1](out)
+    return *slopes[:3], None, slopes[3]
 
 
 _in_blocks.defvjp(_forward, _backward)
@@ -244,6 +280,7 @@ def causal_attend(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Computes `attend` where token n attends to tokens 0 ... n, or to the last `window` of them.
 
@@ -263,7 +300,12 @@ def causal_attend(
         seen = slice(first, stop)
         parts.append(
             _by_group(
-                mix, query[:, start:stop], keys[:, :, seen], values[:, :, seen], visible[None]
+                mix,
+                query[:, start:stop],
+                keys[:, :, seen],
+                values[:, :, seen],
+                visible[None],
+                sinks,
             )
         )
     return jnp.concatenate(parts, axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ MOST = {
     "num_experts": 2**14,
     "experts_per_token": 2**14,
     "expert_size": 2**24,
+    "per_layer_size": 2**20,
     "shared_size": 2**24,
 }
 """The greatest sizes.  They far exceed those of published models, and keep a damaged file from
@@ -56,8 +58,8 @@ _CHOICES = {
     "activation": ("silu", "relu", "relu2", "gelu", "gelu_tanh"),
 }
 _FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
-          "qk_norm_last", "sinks", "gated", "mlp_bias", "normalise_experts", "expert_bias",
-          "shared_gate")  # fmt: skip
+          "qk_norm_last", "value_norm", "sinks", "gated", "mlp_bias", "wide_sharing", "layer_scale",
+          "normalise_experts", "expert_bias", "shared_gate", "experts_beside")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
     **dict.fromkeys(("branch_scale", "logit_scale", "gate_scale", "down_scale"), "(0, 3.4e38]"),
@@ -120,6 +122,17 @@ class Mixer(abc.ABC):
         """Returns the size of the heads that a rope turns; None: the configuration's `head_dim`."""
         return None
 
+    def kv_heads(self) -> int | None:
+        """Returns the number of key heads that devices share out; None: that of attention."""
+        return None
+
+    def shares(self) -> bool:
+        """Returns whether the layer reads the keys and values of an earlier layer.
+
+        It is the last one before it with keys of its own, of the same sizes and the same window.
+        """
+        return False
+
 
 _PER_LAYER = {
     "ropes": (lambda value: isinstance(value, Rope | None), "a Rope or None"),
@@ -178,6 +191,7 @@ class TransformerConfig:
     qk_norm: str | None = None
     qk_norm_last: bool = False  # after the rope
     query_scale: float | None = None  # by default head_dim ** -0.5
+    value_norm: bool = False  # RMS norm of each head's values, without weights
     attention_softcap: float | None = None
     sinks: bool = False  # a learned score for each head joins the softmax, with a value of 0
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
@@ -187,11 +201,15 @@ class TransformerConfig:
     activation: str = "silu"
     gated: bool = True
     mlp_bias: bool = False
+    wide_sharing: bool = False  # MLPs of layers that share keys have twice `mlp_size`
     gate_scale: float = 1.0  # of the gate, before its activation function
     down_scale: float = 1.0  # of the output
     # Gate and up are clamped: (up + 1) * gate * sigmoid(gate_slope * gate).  None: act(gate) * up
     gate_limit: float | None = None
     gate_slope: float = 1.702
+    # The end of a layer
+    per_layer_size: int = 0  # of what `models.per_layer` adds; 0: it adds nothing
+    layer_scale: bool = False  # the output of a layer is multiplied by a learned number
     # Mixture of experts
     num_experts: int = 0
     experts_per_token: int = 2
@@ -201,6 +219,8 @@ class TransformerConfig:
     expert_bias: bool = False  # of gate, up and down
     shared_size: int = 0  # of an MLP that all tokens of a sparse layer read; 0: there is none
     shared_gate: bool = False  # its output is multiplied by a sigmoid of the token
+    # A sparse layer has an MLP, too: the norms of the two outputs are added ("sandwich" only).
+    experts_beside: bool = False
     sparse: tuple[bool, ...] = ()  # by layer: whether it has experts
     init_scale: float = 0.02
     family: str = "llama"  # a row of models.FAMILIES
@@ -216,6 +236,19 @@ class TransformerConfig:
                 self.num_heads % heads,
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={heads}: "
                 "grouped-query attention shares each key head among the same number of query heads",
+            ),
+            (
+                self.experts_beside and self.norm_order != "sandwich",
+                f"experts_beside=True and norm_order={self.norm_order!r}; only layers with "
+                "norm_order='sandwich' have experts beside an MLP",
+            ),
+            *(
+                (
+                    sizes is not None and self.num_heads % sizes[0],
+                    f"num_heads={self.num_heads} is not a multiple of the {sizes and sizes[0]} key "
+                    "heads of a layer in mixers",
+                )
+                for sizes in map(self.slots_of, range(len(self.mixers)))
             ),
             *(
                 (entries not in (0, layers), f"{name} has {entries} entries for {layers} layers")
@@ -233,7 +266,7 @@ class TransformerConfig:
         for rope, size in {(self.rope_of(i), self.rotated_of(i)) for i in range(layers)}:
             if rope is None:
                 continue
-            turned = int(size * rope.fraction)
+            turned = rope.turned(size)
             settle(
                 (
                     turned % 2,
@@ -246,6 +279,8 @@ class TransformerConfig:
                     f"{turned // 2}, one for each pair",
                 ),
             )
+        for layer in range(layers):
+            self.owner_of(layer)
         if self.num_experts:
             within("experts_per_token", self.experts_per_token, 1, self.num_experts)
             self.router.check(self.num_experts, self.experts_per_token)
@@ -253,7 +288,7 @@ class TransformerConfig:
     def _check_sizes(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 1
-            if name == "shared_size" or (
+            if name in ("per_layer_size", "shared_size") or (
                 name in ("num_experts", "expert_size") and not self.num_experts
             ):
                 least = 0
@@ -352,6 +387,40 @@ class TransformerConfig:
         if mixer is not None and mixer.slots() is None:
             return True
         return self.branch_of(layer) == "mlp"
+
+    def owner_of(self, layer: int) -> int:
+        """Returns the layer whose keys and values, or state, a layer reads: itself by default.
+
+        Raises ValueError if it reads those of an earlier layer (`Mixer.shares`), and there is none.
+        """
+        mixer = self.mixer_of(layer)
+        if mixer is None or not mixer.shares():
+            return layer
+        for other in reversed(range(layer)):
+            earlier = self.mixer_of(other)
+            own = earlier is None or not earlier.shares()
+            alike = self.slots_of(other) == mixer.slots()
+            if own and alike and self.window_of(other) == self.window_of(layer):
+                return other
+        raise ValueError(
+            f"layer {layer} of {self.num_layers} reads keys and values of an earlier layer, and "
+            "none has keys of its own with the same sizes and window: keep that layer too"
+        )
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Returns the layers with keys and values, or a state, of their own: a cache leaf each."""
+        return tuple(i for i in range(self.num_layers) if self.owner_of(i) == i)
+
+    @property
+    def common_kv_heads(self) -> int:
+        """Returns the greatest number of parts into which every layer's key heads can be split."""
+        return math.gcd(self.num_kv_heads, *(m.kv_heads() or 0 for m in self.mixers if m))
+
+    def mlp_size_of(self, layer: int) -> int:
+        """Returns the size of a layer's MLP."""
+        wide = self.wide_sharing and self.owner_of(layer) != layer
+        return 2 * self.mlp_size if wide else self.mlp_size
 
     def rotated_of(self, layer: int) -> int:
         """Returns the size of the heads that the rope of a layer turns."""

@@ -117,7 +117,7 @@ class Norm(nn.Module):
         y = x.astype(jnp.float32)
         if kind != "rms":
             y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+        y = unit_rms(y, eps)
         if kind == "layer":
             bias = named_param(self, "bias", nn.initializers.zeros_init(), axes, shape)
             return (y * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
@@ -126,6 +126,12 @@ class Norm(nn.Module):
         if c.norm_offset:  # Gemma rounds after the product, Llama before it
             return (y * (c.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
         return weight * y.astype(x.dtype)
+
+
+def unit_rms(x: Array, eps: float) -> Array:
+    """Divides the last axis by its root mean square, in float32."""
+    y = x.astype(jnp.float32)
+    return y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
 
 
 def residual_scale(c: TransformerConfig) -> float:

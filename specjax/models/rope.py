@@ -60,9 +60,13 @@ class Rope:
             least = self.low_freq_factor
             real("high_freq_factor", self.high_freq_factor, f"({least}, inf)", ", low_freq_factor")
 
+    def turned(self, dim: int) -> int:
+        """Returns R, the number of dimensions of a head that are rotated."""
+        return dim if self.kind == "proportional" else int(dim * self.fraction)
+
     def frequencies(self, dim: int) -> np.ndarray:
-        """Returns [R / 2] radians per position, for heads of `dim` dimensions (R are rotated)."""
-        turned = int(dim * self.fraction)
+        """Returns [R / 2] radians per position, for heads of `dim` dimensions."""
+        turned = self.turned(dim)
         freq = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned))
         return SCALINGS[self.kind](self, freq).astype(np.float32)
 
@@ -125,6 +129,15 @@ def _yarn(rope: Rope, freq: np.ndarray) -> np.ndarray:
     return stretch * freq / rope.factor + (1 - stretch) * freq
 
 
+def _proportional(rope: Rope, freq: np.ndarray) -> np.ndarray:
+    """Keeps the first `fraction` of the frequencies of a whole head; the others become 0.
+
+    So a pair i of a rotated dimension is i + D / 2, whatever the fraction is (Gemma 4).
+    """
+    kept = int(rope.fraction * 2 * len(freq)) // 2
+    return np.where(np.arange(len(freq)) < kept, freq, 0.0) / rope.factor
+
+
 def yarn_growth(factor: float, mscale: float = 1.0) -> float:
     """Returns the square root of the factor by which YaRN's scores grow (section 3.4, eq. 22)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -133,6 +146,7 @@ def yarn_growth(factor: float, mscale: float = 1.0) -> float:
 SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
     "default": lambda rope, freq: freq,
     "linear": lambda rope, freq: freq / rope.factor,  # Chen et al. 2023, arXiv 2306.15595
+    "proportional": _proportional,
     "llama3": _llama3,
     "yarn": _yarn,
     # Ding et al. 2024, arXiv 2402.13753

@@ -31,11 +31,13 @@ from specjax.models.attention import attend, cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.feed_forward import MLP, Experts
 from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
-from specjax.models.mixers import MIXERS, Attention, Rotations
+from specjax.models.mixers import MIXERS, Attention, AttentionSizes, Rotations
+from specjax.models.per_layer import Embedded, PerLayerInput
 from specjax.models.products import dot_general
 from specjax.types import ModelOutput
 
-_Memory = Memory | LayerState | Both | None  # the cache of one layer
+_Slots = Memory | tuple[Array, Array] | None
+_Memory = _Slots | LayerState | Both  # the cache of one layer, or what its owner has of it
 _Visible = Array | tuple[Array | None, Array | None] | None
 
 
@@ -57,13 +59,30 @@ class Layer(nn.Module):
         rotations: Rotations,
         memory: _Memory,
         visible: _Visible,
+        embedded: Embedded | None = None,
     ) -> tuple[Array, Written]:
         """Returns the stream [B, N, E] after the layer, and the layer's cache; as its mixer does.
 
-        For a mixer with a state, `visible` [B or 1, N, N] has the ancestors of each token among the
-        N, itself included.  For a mixer beside attention it is a pair: that of attention, and the
-        ancestors.
+        Args:
+          x: [B, N, E].
+          rotations, memory: as for `models.mixers.attention.Attention`.
+          visible: as there.  For a mixer with a state it is [B or 1, N, N] and has the ancestors of
+            each token among the N, itself included.  For a mixer beside attention it is a pair:
+            that of attention, and the ancestors.
+          embedded: of the tokens, if the layer has a table of its own.
         """
+        x, written = self._branches(x, rotations, memory, visible)
+        if embedded is not None:
+            x = PerLayerInput(self.config, self.dense, name="per_layer")(x, embedded)
+        if self.config.layer_scale:
+            ones = nn.initializers.ones_init()
+            x = x * named_param(self, "scale", ones, ("one",), (1,)).astype(x.dtype)
+        return x, written
+
+    def _branches(
+        self, x: Array, rotations: Rotations, memory: _Memory, visible: _Visible
+    ) -> tuple[Array, Written]:
+        """Adds the branches of the layer to the stream."""
         c, order = self.config, self.config.norm_order_of(self.index)
 
         def norm(name: str, y: Array) -> Array:
@@ -87,14 +106,19 @@ class Layer(nn.Module):
             x = norm("attention_post_norm", x) if order == "after" else x
         if alone == "mixer":
             return x, written
-        if c.is_sparse(self.index):
-            mlp = Experts(c, self.dense, self.attend is cpu_attend, name="mlp")
+        sparse, single = c.is_sparse(self.index), self.attend is cpu_attend
+        if sparse and not c.experts_beside:
+            mlp = Experts(c, self.dense, single, name="mlp")
         else:
-            mlp = MLP(c, self.dense, name="mlp")
+            mlp = MLP(c, self.dense, c.mlp_size_of(self.index), name="mlp")
         if mixed is not None and order in ("parallel", "shared"):
             read = normed if order == "shared" else norm("mlp_norm", x)
             return x + branch(mixed) + branch(mlp(read)), written
         added = mlp(norm("mlp_norm", x) if before else x)
+        if sparse and c.experts_beside:
+            experts = Experts(c, self.dense, single, name="experts")
+            chosen = norm("experts_post_norm", experts(norm("experts_norm", x), x))
+            added = norm("mlp_own_norm", added) + chosen
         x = x + branch(norm("mlp_post_norm", added) if after else added)
         return norm("mlp_post_norm", x) if order == "after" else x, written
 
@@ -103,14 +127,13 @@ class Layer(nn.Module):
     ) -> tuple[Array, Written]:
         c, mixer = self.config, self.config.mixer_of(self.index)
 
-        beside = None if mixer is None else mixer.attention()
         attention = functools.partial(
             Attention, c, c.window_of(self.index), self.dense, self.attend, name="attention"
         )
-        if mixer is None:
-            slots = cast(Memory | None, memory)
-            return attention()(x, rotations, slots, cast(Array | None, visible))
-        other = MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
+        if mixer is None or isinstance(mixer, AttentionSizes):
+            slots = cast(_Slots, memory)
+            return attention(sizes=mixer)(x, rotations, slots, cast(Array | None, visible))
+        beside, other = mixer.attention(), MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
         if beside is None:
             return other(x, rotations, memory, visible)
         slots, state = (None, None) if memory is None else cast(Both, memory)
@@ -163,22 +186,24 @@ class Transformer(nn.Module):
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache | HybridCache:
         """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
-        c, every = self.config, range(self.config.num_layers)
-        slots = [c.slots_of(i) for i in every]
+        c = self.config
+        every = c.owners
+        slots = {i: c.slots_of(i) for i in every}
         windows = tuple(c.window_of(i) for i in every if slots[i]) if c.windows else ()
         form = WindowedCache if windows else KVCache
-        cache = form.of([sizes for sizes in slots if sizes], batch, size, dtype)
-        # The kernel reads the caches of attention as the configuration's fields say.
-        plain = all(c.attends(i) for i in every if slots[i])
+        cache = form.of([sizes for sizes in slots.values() if sizes], batch, size, dtype)
+        # The kernel reads the caches of attention, and not of latent attention.
+        sized = {i for i in every if isinstance(c.mixer_of(i), AttentionSizes)}
+        plain = not c.sinks and all(c.attends(i) or i in sized for i in every if slots[i])
         cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
         recurrent = tuple(c.has_state(i) for i in every)
         if not any(recurrent):
             return cache
-        mixers = (c.mixer_of(i) for i in every if recurrent[i])
+        mixers = (c.mixer_of(i) for i in every if c.has_state(i))
         states = (LayerState(()) if m is None else m.state(batch, dtype) for m in mixers)
-        return HybridCache(cache, tuple(states), recurrent, tuple(map(bool, slots)))
+        return HybridCache(cache, tuple(states), recurrent, tuple(map(bool, slots.values())))
 
     @nn.compact
     def __call__(
@@ -216,6 +241,11 @@ class Transformer(nn.Module):
             rows = c.max_positions + c.position_offset
             learned = table("positions", rows, c.hidden_size, ("positions", "embed"))
             x = x + look_up(learned, positions + c.position_offset)
+        embedded = None
+        if c.per_layer_size:
+            ones = nn.initializers.ones_init()
+            weights = named_param(self, "per_layer_norm", ones, ("norm",), (c.per_layer_size,))
+            embedded = Embedded(tokens, x, weights)
 
         # Layers of one kind share their rotations and masks.
         ropes = {(c.rope_of(i), c.rotated_of(i)) for i in range(c.num_layers)}
@@ -223,20 +253,25 @@ class Transformer(nn.Module):
             (rope, size): None if rope is None else rope.rotations(positions, size)
             for rope, size in ropes
         }
-        memories = [None if cache is None else cache.layer(i) for i in range(c.num_layers)]
+        leaves = {layer: leaf for leaf, layer in enumerate(c.owners)}
+        owners = [c.owner_of(i) for i in range(c.num_layers)]
+        memories = [None if cache is None else cache.layer(leaves[owner]) for owner in owners]
         kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
         visible = {
             kind: _visible(kind[1], positions, memory, mask, kind[2])
             for kind, memory in dict(zip(kinds, memories, strict=True)).items()
         }
-        written, streams = [], [x]
+        written: dict[int, Any] = {}
+        streams = [x]
         block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
             layer = block(c, i, dense, self.attend, name=f"layer_{i}")
             turned = rotations[c.rope_of(i), c.rotated_of(i)]
-            x, part = layer(x, turned, memories[i], visible[kinds[i]])
+            memory = memories[i] if owners[i] == i else written[owners[i]]
+            x, part = layer(x, turned, memory, visible[kinds[i]], embedded)
             streams.append(x)
-            written.append(part)
+            if owners[i] == i:
+                written[i] = part
         hidden = Norm(c, name="norm")(x) if c.final_norm else x
         streams.append(hidden)
         if c.embedding_size is not None:
@@ -251,7 +286,7 @@ class Transformer(nn.Module):
         if c.logit_softcap is not None:
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
         if cache is not None:
-            cache = cache.with_layers(written)
+            cache = cache.with_layers(list(written.values()))
         features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
         return ModelOutput(logits, hidden, cache, features)
 

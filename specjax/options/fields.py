@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
+
+from specjax._internal.checks import outside
+
+SEED = "[0, 4294967295]"
+"""The interval of a seed."""
 
 REQUIRED = object()
 """The default value of an option that must be given."""
@@ -26,12 +30,15 @@ class Options:
     """The options that `--help` shows; the others are shown by `--help-all`.  Empty: all."""
 
     def __post_init__(self) -> None:
-        pass
+        for field in dataclasses.fields(self):
+            if (interval := field.metadata.get("interval")) is not None:
+                inside(self, interval, field.name)
 
 
 def option(
     default: object,
     text: str,
+    interval: str | None = None,
     *,
     free: bool = False,
     choices: Sequence[str] | None = None,
@@ -45,6 +52,7 @@ def option(
     Args:
       default: the default, or `REQUIRED`.
       text: the help text.
+      interval: the numbers that are allowed, such as "[1, inf)", as for `inside`; None always is.
       free: True if the option may change when a run is resumed.
       choices: the allowed values; None: any.
       names: other names of the option, such as "--color".
@@ -53,12 +61,17 @@ def option(
       repeated: True if each value of a tuple takes the option once more.
     """
     metadata = {
-        "help": text, "free": free, "choices": choices, "names": names, "metavar": metavar,
-        "positional": positional, "repeated": repeated,
+        "help": text, "interval": interval, "free": free, "choices": choices, "names": names,
+        "metavar": metavar, "positional": positional, "repeated": repeated,
     }  # fmt: skip
     if default is REQUIRED:
         return dataclasses.field(kw_only=True, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def count(default: object, text: str, least: int = 1, **more: Any) -> Any:
+    """Returns the field of a whole number of at least `least`; `more` is for `option`."""
+    return option(default, text, f"[{least}, inf)", **more)
 
 
 def flag(name: str) -> str:
@@ -66,28 +79,16 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def at_least(options: object, least: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is below `least`, infinite or NaN."""
+def inside(options: object, interval: str, *names: str) -> None:
+    """Raises ValueError for the first of these fields that is a number outside of an interval.
+
+    What stands behind the interval, as in "[0, 1): 1 averages nothing", is a part of the message.
+    """
+    interval, colon, why = interval.partition(":")
     for name in names:
-        value = _finite(options, name)
-        if value < least:
-            raise ValueError(f"{flag(name)} is {value}; it must be at least {least}")
-
-
-def above(options: object, bound: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is at most `bound`, infinite or NaN."""
-    for name in names:
-        value = _finite(options, name)
-        if value <= bound:
-            raise ValueError(f"{flag(name)} is {value}; it must be greater than {bound}")
-
-
-def within(options: object, low: float, high: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that does not lie in [low, high]."""
-    for name in names:
-        value = _finite(options, name)
-        if not low <= value <= high:
-            raise ValueError(f"{flag(name)} is {value}; it must lie in [{low}, {high}]")
+        value = getattr(options, name)
+        if value is not None and (wanted := outside(value, interval)) is not None:
+            raise ValueError(f"{flag(name)} is {value}; it must {wanted}{colon}{why}")
 
 
 def matching(options: object, found: object, origin: str, *names: str) -> None:
@@ -110,10 +111,3 @@ def as_argument(name: str, value: object) -> str:
     if isinstance(value, tuple):
         value = " ".join(map(str, value))
     return f"{flag(name)} {value}"
-
-
-def _finite(options: object, name: str) -> float:
-    value = getattr(options, name)
-    if not math.isfinite(value):
-        raise ValueError(f"{flag(name)} is {value}; it must be a finite number")
-    return value

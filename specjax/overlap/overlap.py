@@ -25,6 +25,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from specjax._internal.checks import typed, within
 from specjax._internal.jit_cache import Recent
 from specjax.overlap.links import is_here, send
 from specjax.overlap.outcomes import Ahead, Fan, Foresight, hit_rate
@@ -90,11 +91,9 @@ class Overlapped:
           ValueError: meshes that share devices, or one without devices; a proposer that cannot be
             separated from its target; or another argument that cannot be used.
         """
-        if not isinstance(decoder, DecoderLike):
-            raise ValueError(f"decoder is a {type(decoder).__name__}; pass a specjax.Decoder")
+        typed("a specjax.Decoder", DecoderLike, decoder=decoder)
         check_meshes(draft_mesh, target_mesh)
-        if not isinstance(outcomes, int) or isinstance(outcomes, bool) or outcomes < 1:
-            raise ValueError(f"outcomes={outcomes!r}; it must be a whole number, at least 1")
+        within("outcomes", outcomes, 1)
         self.decoder = decoder
         self.draft_mesh, self.target_mesh = draft_mesh, target_mesh
         self.alone = _same_device(draft_mesh, target_mesh)
@@ -207,8 +206,7 @@ class Overlapped:
         if self.alone:
             yield from self.decoder.stream(params, state, steps_per_chunk)
             return
-        if steps_per_chunk < 1:
-            raise ValueError(f"steps_per_chunk={steps_per_chunk}; it must be at least 1")
+        within("steps_per_chunk", steps_per_chunk, 1)
         while not to_host(state.done).all():
             state = self.run(params, state, steps_per_chunk)
             stop = yield state
@@ -345,10 +343,7 @@ def check_meshes(draft_mesh: Mesh, target_mesh: Mesh) -> None:
     """Raises ValueError if two meshes cannot be those of a draft and of its target."""
     meshes = {"draft_mesh": draft_mesh, "target_mesh": target_mesh}
     for name, mesh in meshes.items():
-        if not isinstance(mesh, Mesh):
-            raise ValueError(
-                f"{name} is a {type(mesh).__name__}; pass what specjax.make_mesh returns"
-            )
+        typed("what specjax.make_mesh returns", Mesh, **{name: mesh})
         if mesh.size == 0:
             raise ValueError(f"{name} has no devices; pass specjax.make_mesh(devices=[...])")
     shared = sorted(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator
-from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from typing import ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from flax import struct
 from jax import Array
 
 from specjax import sampling
+from specjax._internal.checks import settle
 from specjax.contract import Cache, Context, Model, ParamsT, Proposer, Rule, StateT
 from specjax.decoding import Verification
 from specjax.tree import Tree
@@ -40,7 +41,7 @@ from specjax.types import (
 class DecoderLike(Protocol):
     """The fields and methods of `specjax.Decoder` that this package uses."""
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
     @property
     def target(self) -> Model: ...
@@ -78,20 +79,24 @@ def check_separable(proposer: Proposer) -> None:
     name, cure = type(proposer).__name__, "use a chain or a tree over a draft model"
     source = type(vars(proposer).get("source")).__name__
     name = name if source == "NoneType" else f"{name} over {source}"
-    if proposer.shares_cache:
-        raise ValueError(
-            f"{name} drafts with the target's own layers, in the target's cache, so it cannot be "
-            f"separated from the target: {cure}"
-        )
-    if proposer.taps:
-        raise ValueError(
-            f"{name} reads the target's hidden states of the tokens that are being verified, so "
-            f"it cannot draft before the verification ends: {cure}"
-        )
-    if not proposer.separable:
-        raise ValueError(
-            f"{name} has no draft model whose passes could run beside those of the target: {cure}"
-        )
+    faults = (
+        (
+            proposer.shares_cache,
+            "drafts with the target's own layers, in the target's cache, so it cannot be separated "
+            "from the target",
+        ),
+        (
+            proposer.taps,
+            "reads the target's hidden states of the tokens that are being verified, so it cannot "
+            "draft before the verification ends",
+        ),
+        (
+            not proposer.separable,
+            "has no draft model whose passes could run beside those of the target",
+        ),
+    )
+    for is_wrong, why in faults:
+        settle((is_wrong, f"{name} {why}: {cure}"))
 
 
 def target_half(decoder: _D) -> _D:

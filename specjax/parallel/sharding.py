@@ -94,7 +94,7 @@ def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Shardings:
     units = {}
     if isinstance(model.module, Transformer):
         c = model.module.config
-        units = {"heads": c.num_heads, "kv_heads": c.num_kv_heads}
+        units = {"heads": c.num_heads, "kv_heads": c.common_kv_heads}
         if counts := [mixer.units() for mixer in c.mixers if mixer]:
             units["states"] = math.gcd(*counts)
     return module_shardings(model.module, mesh, rules, tokens, tokens, units=units)
@@ -204,7 +204,7 @@ def fitted(mesh: Mesh, model: LinenModel, rules: Rules = RULES) -> Mesh:
     """
     if rules is not RULES or not isinstance(model.module, Transformer):
         return mesh
-    return with_kv_copies(mesh, model.module.config.num_kv_heads)
+    return with_kv_copies(mesh, model.module.config.common_kv_heads)
 
 
 def replicate(arrays: _T, mesh: Mesh | None) -> _T:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import tree
-from specjax._internal.checks import counts, flag
+from specjax._internal.checks import flag, within
 from specjax._internal.prefix_sums import leading
 from specjax.contract import Context, Proposer
 from specjax.proposers.own_text import OwnText
@@ -47,14 +47,10 @@ class NGram(Proposer[None, OwnText]):
 
     def __post_init__(self) -> None:
         check_num_drafts(self.num_drafts)
-        counts(min_ngram=self.min_ngram, max_ngram=self.max_ngram)
+        within("max_ngram", self.max_ngram, 1)
+        within("min_ngram", self.min_ngram, 1, self.max_ngram, ", the max_ngram")
         narrower = (1,) if flag("may_abstain", self.may_abstain) else ()
         self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts, narrower=narrower)
-        if not 1 <= self.min_ngram <= self.max_ngram:
-            raise ValueError(
-                f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram}; "
-                "1 <= min_ngram <= max_ngram must hold"
-            )
 
     def init(self, params: None, prompt: Block, capacity: int) -> OwnText:
         return OwnText.empty(prompt, capacity, self.num_nodes)

@@ -151,17 +151,20 @@ class Checker:
             )
         count = int(prepared.lengths[0])
         self._check_length(count, prepared.new, parts)
-        if request.logprobs is not None and request.logprobs > (
-            -1 if self.logprobs is None else self.logprobs
-        ):
-            known = "none" if self.logprobs is None else f"at most {self.logprobs}"
-            raise ValueError(
-                f"logprobs={request.logprobs}, and this engine records {known}: make it with "
-                f"logprobs={request.logprobs}"
-            )
+        recorded = -1 if self.logprobs is None else self.logprobs
+        known = "none" if self.logprobs is None else f"at most {self.logprobs}"
         ends = prepared.eos[0][prepared.eos[0] >= 0]
-        if len(ends) > self.num_eos:
-            raise ValueError(f"eos has {len(ends)} ids; an engine takes at most {self.num_eos}")
+        settle(
+            (
+                request.logprobs is not None and request.logprobs > recorded,
+                f"logprobs={request.logprobs}, and this engine records {known}: make it with "
+                f"logprobs={request.logprobs}",
+            ),
+            (
+                len(ends) > self.num_eos,
+                f"eos has {len(ends)} ids; an engine takes at most {self.num_eos}",
+            ),
+        )
         eos = np.full((1, self.num_eos), -1, np.int32)
         eos[0, : len(ends)] = ends
         choice = [self.loaded.index(part) for part in parts]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from specjax._internal.checks import items, shown, typed, whole
+from specjax._internal.checks import items, settle, shown, typed, whole
 from specjax.decoding import Decoder
 from specjax.generation import Request
 from specjax.methods import Drafter
@@ -188,16 +188,19 @@ def _check_mesh(target: LanguageModel, slots: int) -> None:
     mesh = mesh_of(target.params)
     if mesh is None:
         return
-    if len({device.process_index for device in mesh.devices.flat}) > 1:
-        raise ValueError(
+    parts = row_parts(mesh)
+    settle(
+        (
+            len({device.process_index for device in mesh.devices.flat}) > 1,
             f"{target.name} is on {described(mesh)} of several processes, and an engine decides in "
-            "one: load the target with mesh=make_mesh(devices=jax.local_devices())"
-        )
-    if slots % (parts := row_parts(mesh)):
-        raise ValueError(
+            "one: load the target with mesh=make_mesh(devices=jax.local_devices())",
+        ),
+        (
+            slots % parts,
             f"slots={slots} do not divide among the {parts} devices along the mesh axis of rows: "
-            f"pass slots={slots + -slots % parts}"
-        )
+            f"pass slots={slots + -slots % parts}",
+        ),
+    )
 
 
 def _arrays(part: Loaded, target: LanguageModel) -> object:

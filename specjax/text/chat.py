@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax._internal.checks import items, number, shown
+from specjax._internal.checks import items, number, reworded, settle, shown
 from specjax._internal.extras import need
 from specjax._internal.fields import Kind, parse_object
 from specjax.text.confined import LONGEST
@@ -82,13 +82,13 @@ def render(
     need("jinja2", "chat templates", "chat")
     known = {"tools": None, "documents": None, **_special_tokens(files, config), **variables}
     known |= {"messages": turns, "add_generation_prompt": add_generation_prompt}
-    try:
+    with reworded(
+        f"messages={shown(messages)} or a variable of the chat template cannot be written as JSON "
+        "(",
+        "): pass texts, numbers, booleans, None, lists and dicts of these",
+        (TypeError, ValueError, RecursionError),
+    ):
         request = json.dumps({"source": source, "variables": known}, default=_plain).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"messages={shown(messages)} or a variable of the chat template cannot be written as "
-            f"JSON ({error}): pass texts, numbers, booleans, None, lists and dicts of these"
-        ) from None
     subject = f"the chat template ({where})"
     cure = "correct the template, or pass the whole prompt as text"
     refusals = {
@@ -137,13 +137,11 @@ def _is_message(message: object) -> bool:
     return all(isinstance(part, Mapping) for part in items(content) or [None])
 
 
-def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[str | None, str]:
+def _template(files: Mapping[str, bytes], config: dict[str, object]) -> tuple[str | None, str]:
     """Returns the source of the chat template, or None if the folder has none, and where it is."""
     if (name := "chat_template.jinja") in files:
-        try:
+        with reworded(f"{name} is not UTF-8 text (", "); save it as UTF-8"):
             return files[name].decode(), name
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name} is not UTF-8 text ({error}); save it as UTF-8") from None
     template, where = config.get("chat_template"), "chat_template in tokenizer_config.json"
     if isinstance(template, str | None):
         return template, where
@@ -155,16 +153,18 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[str |
         and isinstance(entry.get("name"), str)
         and isinstance(entry.get("template"), str)
     }
-    if len(by_name) < len(entries):
-        raise ValueError(
+    settle(
+        (
+            len(by_name) < len(entries),
             f"{where} is {shown(template)}; it must be a text, or a list of objects with a name "
-            "and a template, each once"
-        )
-    if "default" not in by_name:
-        raise ValueError(
-            f"{where} has the templates {shown(list(by_name))}, and none is the default: "
-            "keep one of them"
-        )
+            "and a template, each once",
+        ),
+        (
+            "default" not in by_name,
+            f"{where} has the templates {shown(list(by_name))}, and none is the default: keep one "
+            "of them",
+        ),
+    )
     return by_name["default"], where
 
 
@@ -184,6 +184,6 @@ def _special_tokens(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[
     return special
 
 
-def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+def _object(files: Mapping[str, bytes], name: str) -> dict[str, object]:
     """Returns the JSON object in the file `name`; {} if there is no such file."""
     return parse_object(files.get(name, b"{}"), name)

@@ -19,13 +19,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
-_Answer = dict[str, Any]
+_Answer = dict[str, object]
 _Job = Callable[[bytes], _Answer]
 
 MEMORY = 2**30

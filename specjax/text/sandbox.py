@@ -20,6 +20,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from specjax._internal.checks import reworded
 from specjax.text import confined
 
 SECONDS = {"expressions": 10.0, "templates": 5.0, "tokenizers": 10.0}
@@ -167,10 +168,9 @@ _PROFILE = 27  # SIGPROF on Linux and macOS
 
 
 def _start(job: str, subject: str) -> _Child:
-    try:
+    with reworded(
+        f"{subject} is handled in a process of its own, which {sys.executable!r} cannot start (",
+        "): run specjax with a Python that may start processes",
+        (OSError, ValueError),
+    ):
         return _Child(job)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{subject} is handled in a process of its own, which {sys.executable!r} cannot start "
-            f"({error}): run specjax with a Python that may start processes"
-        ) from None

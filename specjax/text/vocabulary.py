@@ -26,7 +26,7 @@ from flax import struct
 from jax import Array
 from tqdm import tqdm
 
-from specjax._internal.checks import items, shown, whole
+from specjax._internal.checks import items, shown, typed, whole
 from specjax.text.rust import no_panic
 from specjax.text.words import CHARACTER, SPACE, Words, is_fallback
 
@@ -92,9 +92,7 @@ def translate(
       >>> tables.num_shared  # the tokens that can be drafted
       512
     """
-    for name, words in (("target", target), ("draft", draft)):
-        if not isinstance(words, tokenizers.Tokenizer):
-            raise ValueError(f"{name}={shown(words)}; pass a tokenizers.Tokenizer")
+    typed("a tokenizers.Tokenizer", tokenizers.Tokenizer, target=target, draft=draft)
     wanted = f"a whole number in [1, {_MOST}]"
     target_size = whole("target_size", target_size, 1, _MOST, wanted)
     draft_size = whole("draft_size", draft_size, 1, _MOST, wanted)

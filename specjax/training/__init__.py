@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
+    from specjax.training.jobs.distill import DistillOptions
     from specjax.training.jobs.distill import make_job as distillation
-    from specjax.training.jobs.distill_options import DistillOptions
+    from specjax.training.jobs.drafter import DrafterOptions
     from specjax.training.jobs.drafter import make_job as drafter_training
-    from specjax.training.jobs.drafter_options import DrafterOptions
+    from specjax.training.jobs.medusa import MedusaOptions
     from specjax.training.jobs.medusa import make_job as medusa_training
-    from specjax.training.jobs.medusa_options import MedusaOptions
     from specjax.training.jobs.pretrain import PretrainOptions
     from specjax.training.jobs.pretrain import make_job as pretraining
-    from specjax.training.loop import Job, fit
-    from specjax.training.loop_options import LoopOptions
+    from specjax.training.loop import Job, LoopOptions, fit
     from specjax.training.optimizer import make_optimizer, make_schedule
 
 __getattr__ = lazily(__name__, __file__)

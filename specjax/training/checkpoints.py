@@ -20,21 +20,23 @@ import hashlib
 import json
 import pathlib
 import shutil
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from specjax.contract import Arrays
 from specjax.parallel import leader
 from specjax.training.mesh import together
 from specjax.training.record import METRICS, write
+from specjax.types import Json
 
 _HASHES, _DATA = "sha256.json", "data.json"
 _KEPT = 3
 _NONE = -1
+StateT = TypeVar("StateT", bound=Mapping[str, object])
 
 
 class Checkpoints:
@@ -58,7 +60,7 @@ class Checkpoints:
         copy = self._folder / str(step) / METRICS
         self.metrics = copy if copy.exists() else None
         data = copy.with_name(_DATA)
-        self.data: dict[str, Any] | None = json.loads(data.read_text()) if data.exists() else None
+        self.data: dict[str, Json] | None = json.loads(data.read_text()) if data.exists() else None
         self._beside = jax.process_count() == 1
         self._manager = ocp.CheckpointManager(
             self._folder,
@@ -70,21 +72,25 @@ class Checkpoints:
         self._broken = False
         self._writing: tuple[int, concurrent.futures.Future[None]] | None = None
 
-    def restore(self, state: Arrays) -> Arrays:
+    def restore(self, state: StateT) -> StateT:
         """Returns the checkpoint of `step`, laid out as `state`.
 
         Raises:
           ValueError: Orbax cannot read it, although its files have not changed.
         """
         try:
-            return dict(self._manager.restore(self.step, args=ocp.args.StandardRestore(state)))
+            return cast(
+                StateT, dict(self._manager.restore(self.step, args=ocp.args.StandardRestore(state)))
+            )
         except Exception as error:  # Orbax, tensorstore and the system raise different types
             raise ValueError(
                 f"{self._folder / str(self.step)} cannot be restored: {error}\n"
                 "delete this folder to go on from an earlier checkpoint, or choose another --out"
             ) from error
 
-    def save(self, step: int, state: Arrays, data: dict[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, state: Mapping[str, object], data: dict[str, Json] | None = None
+    ) -> None:
         """Writes a checkpoint with the state of the data and a copy of the metrics, and its hashes.
 
         The state may be donated as soon as this returns: Orbax then holds NumPy arrays of it, and

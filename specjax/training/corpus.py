@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tokenizers
 
-from specjax.options.fields import REQUIRED, Options, at_least, option
-from specjax.training.ordering import Row, Rows, shuffled
+from specjax.options.fields import REQUIRED, Options, count, option
+from specjax.training.ordering import Rows, shuffled
 from specjax.training.rows import has_rows, holds_conversations, read_texts
+from specjax.training.trees import Row
 
 END_OF_TEXT = "<|endoftext|>"
 _HELD_OUT_OF = 100  # one file in a hundred
@@ -68,13 +69,9 @@ class TextOptions(Options):
         "text or content",
     )
     exclude: tuple[str, ...] = option((), "names of folders to leave out")
-    max_bytes: int = option(
+    max_bytes: int = count(
         200_000, "bytes of the largest text that is read; larger ones are mostly tables"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "max_bytes")
 
     @property
     def source(self) -> Source:
@@ -315,7 +312,7 @@ class Tokens:
         run.  Each epoch cuts the stream into windows at another offset, and reads them in another
         order.
         """
-        drawn, limit = np.zeros(length, np.float32), np.int32(length)
+        drawn, limit = np.zeros(length, np.float32), np.array(length, np.int32)
 
         def window(epoch: int, number: int) -> Row:
             start = number * length + shift(epoch)

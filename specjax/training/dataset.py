@@ -95,7 +95,7 @@ class Request:
     sequences: int
     batch: int
     new_tokens: int
-    settings: dict[str, Any]
+    settings: dict[str, float]
     seed: int
     top: int
     prompts: str

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from specjax.files import read_json
-from specjax.training.formats import FORMATS, Form, Format, Heads
+from specjax.training.formats import FORMATS, Config, Form, Format, Heads
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +111,7 @@ def write_heads(folder: pathlib.Path, name: str, heads: Heads, target_head: np.n
     (folder / "config.json").write_text(json.dumps(config) + "\n")
 
 
-def _form(path: pathlib.Path, config: Mapping[str, Any], made: Format) -> Form:
+def _form(path: pathlib.Path, config: Config, made: Format) -> Form:
     try:
         ours = dict(config.get("specjax", {}))
         heads, layers, own = made.read(config)

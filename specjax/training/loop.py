@@ -9,13 +9,14 @@ through the same states as an uninterrupted run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +24,24 @@ import numpy as np
 import optax
 import tokenizers
 from jax import Array
+from jax.sharding import Mesh
 
-from specjax.contract import Arrays
-from specjax.parallel import leader, mesh_of
+from specjax.options.fields import SEED, count, option
+from specjax.parallel import leader, mesh_of, row_parts
 from specjax.training.checkpoints import Checkpoints
-from specjax.training.curves import plot_curves, pyplot
 from specjax.training.lock import alone
-from specjax.training.loop_options import LoopOptions
-from specjax.training.masks import paint
-from specjax.training.mesh import Agreement, lay_batch, lay_state, together
+from specjax.training.mesh import (
+    Agreement,
+    MeshOptions,
+    lay_batch,
+    lay_state,
+    mesh_of_sizes,
+    mesh_sizes,
+    together,
+)
 from specjax.training.optimizer import (
+    OptimizerOptions,
+    State,
     averaged,
     make_optimizer,
     phases,
@@ -42,39 +51,98 @@ from specjax.training.optimizer import (
 from specjax.training.optimizers import decays
 from specjax.training.progress import Progress
 from specjax.training.record import METRICS, RUN, Metrics, describe, last_evaluation
+from specjax.training.trees import Batch, Row, Tree
+from specjax.types import Json
 
 if TYPE_CHECKING:
     import grain
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopOptions(OptimizerOptions, MeshOptions):
+    """The options of every job that trains."""
+
+    group = "run"
+
+    out: str = option(
+        "runs/run", "folder of the run: checkpoints, metrics and the final model", free=True
+    )
+    sequence_length: int = count(512, "tokens per sequence")
+    seed: int = option(0, "seed of initialisation, data order and sampling", SEED)
+    log_every: int = count(50, "steps between lines of metrics")
+    eval_every: int = count(500, "steps between evaluations")
+    save_every: int = count(500, "steps between checkpoints; the last three are kept", free=True)
+    patience: int = count(
+        0, "stop after this many evaluations without improvement; 0: never", 0, free=True
+    )
+    stop_at: int = count(
+        0, "save and stop after this step, to be resumed later; 0: run to the end", 0, free=True
+    )
+    tensorboard: bool = option(
+        False, "write TensorBoard events too (needs tensorboardX)", free=True
+    )
+    curves: bool = option(False, "draw the metrics at the end (needs matplotlib)", free=True)
+    show_mask: bool = option(
+        False, "print the first batch with the learned tokens in colour, and exit", free=True
+    )
+    accept_changes: bool = option(
+        False, "resume even if options, text, tokenizer or target have changed", free=True
+    )
+
+
+def mesh_of_run(options: LoopOptions) -> Mesh | None:
+    """Returns the mesh of the options; None for a single device.
+
+    Raises:
+      ValueError: the mesh does not fit the devices, or does not divide the rows that are read at a
+        time.
+    """
+    sizes = mesh_sizes(options)
+    mesh = mesh_of_sizes(sizes)
+    rows, parts = options.batch_size // options.accumulate, row_parts(mesh)
+    if rows % parts:
+        raise ValueError(
+            f"--batch-size {options.batch_size} read in --accumulate {options.accumulate} parts "
+            f"is {rows} sequences at a time, which {parts} devices along data and fsdp do not "
+            "divide: take a batch of "
+            f"{-(-rows // parts) * parts * options.accumulate}, or another --mesh"
+        )
+    return mesh
 
 
 class Job(Protocol):
     """A training job, as the loop uses it.
 
     A job is a static argument of the update, so it is hashable, and jobs that are equal share a
-    program.  It may also have the attributes of `WithInputs`, `WithGoal`, `WithFacts` and
-    `WithRates`.
+    program.  It may also have these attributes:
+
+      inputs: hashes of its inputs by name, which must not change in a resumed run.
+      goal: a method that returns a number from the report of an evaluation.  Greater is better: the
+        best model is kept, and `--patience` counts from it.
+      facts: further entries of `run.json` by name, such as the folders of the models.
+      rates: factors on the learning rate (see `optimizer.make_optimizer`), or None.
     """
 
     @property
-    def frozen(self) -> Arrays:
-        """The arrays that the loss reads but does not train: a target's parameters, or None."""
+    def frozen(self) -> Tree:
+        """The arrays that the loss reads but does not train, such as a target's parameters."""
         ...
 
-    def init(self) -> Arrays:
+    def init(self) -> Tree:
         """Returns new trainable parameters.  If they are on a mesh, the run uses that mesh."""
         ...
 
-    def batch(self, step: int) -> Arrays:
+    def batch(self, step: int) -> Row:
         """Returns the data of a step, which depends only on it.  Axis 0 of each leaf is the row."""
         ...
 
-    def loss(self, params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
+    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         """Returns the loss and further metrics; `optimizer.gradient` reads the metric `weight`."""
         ...
 
-    def evaluate(self, params: Arrays) -> dict[str, float]: ...
+    def evaluate(self, params: Tree) -> dict[str, float]: ...
 
-    def export(self, params: Arrays, folder: pathlib.Path) -> None:
+    def export(self, params: Tree, folder: pathlib.Path) -> None:
         """Writes the finished model."""
         ...
 
@@ -83,47 +151,8 @@ class Job(Protocol):
         """The tokenizer that decodes the tokens of `show`."""
         ...
 
-    def show(self, batch: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    def show(self, batch: Row) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens [B, T + 1] of a batch, and a mask [B, T] of the learned ones."""
-        ...
-
-
-@runtime_checkable
-class WithInputs(Protocol):
-    """A job that names its inputs."""
-
-    @property
-    def inputs(self) -> Mapping[str, str]:
-        """Returns hashes of the job's inputs, by name.  They must not change in a resumed run."""
-        ...
-
-
-@runtime_checkable
-class WithGoal(Protocol):
-    """A job that ranks evaluations: the best model is kept, and `--patience` counts from it."""
-
-    def goal(self, report: dict[str, float]) -> float:
-        """Returns a number from the report of an evaluation; greater is better."""
-        ...
-
-
-@runtime_checkable
-class WithFacts(Protocol):
-    """A job with further entries for `run.json`."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Returns entries by name, such as the folders of the models."""
-        ...
-
-
-@runtime_checkable
-class WithRates(Protocol):
-    """A job with a learning rate for each part of its parameters."""
-
-    @property
-    def rates(self) -> Mapping[str, float] | None:
-        """Returns factors on the learning rate (see `optimizer.make_optimizer`), or None."""
         ...
 
 
@@ -162,25 +191,26 @@ def _fit(
         return {}
     out.mkdir(parents=True, exist_ok=True)
     if options.curves:
+        from specjax.training.curves import pyplot  # few runs need it
+
         pyplot()  # fails now, and not at the end of the run, if matplotlib is missing
     checkpoints = Checkpoints(out)
     resumed = checkpoints.step is not None
     if optimizer is None:
-        optimizer = make_optimizer(options, job.rates if isinstance(job, WithRates) else None)
+        optimizer = make_optimizer(options, getattr(job, "rates", None))
         if leader() and options.weight_decay and not decays(options.optimizer):
             print(f"note: {options.optimizer} of optax has no weight decay on matrices", flush=True)
     # `best` is the greatest value of the goal so far; `since` counts the evaluations after it.
     params = job.init()
     mesh = mesh_of(params)
-    state = {
+    state: State = {
         **start(optimizer, options, params),
         "best": jnp.float32(-jnp.inf),
         "since": jnp.int32(0),
     }
     state = lay_state(state, mesh)
-    inputs = job.inputs if isinstance(job, WithInputs) else {}
-    facts = job.facts if isinstance(job, WithFacts) else {}
-    describe(out / RUN, options, inputs, state, resumed, facts)
+    inputs, facts = getattr(job, "inputs", {}), getattr(job, "facts", {})
+    describe(out / RUN, options, inputs, state, resumed, facts, options.accept_changes)
     if resumed:
         state = checkpoints.restore(state)
         print(f"resumed {out} at step {int(state['step'])} of {options.steps}", flush=True)
@@ -194,6 +224,7 @@ def _fit(
         asked = f"{options.warmup} steps of warm-up do not fit into --steps {options.steps}"
         print(f"{asked} before the rate falls: the warm-up takes {warmup}", flush=True)
     progress = Progress(options.steps, step)
+    rank: Callable[[dict[str, float]], float] | None = getattr(job, "goal", None)
     values: dict[str, Array] = {}
     began, tokens = time.perf_counter(), 0
 
@@ -250,8 +281,8 @@ def _fit(
                 metrics.write(step, report)
                 figures = "  ".join(f"{name} {value:.4f}" for name, value in report.items())
                 progress.say(f"step {step}: {figures}")
-                if isinstance(job, WithGoal):
-                    goal = float(np.float32(job.goal(report)))
+                if rank is not None:
+                    goal = float(np.float32(rank(report)))
                     best, since = (goal, 0) if goal > best else (best, since + 1)
                     if since == 0:
                         _replace(out / "best", functools.partial(job.export, averaged(state)))
@@ -283,12 +314,16 @@ def _fit(
         flush=True,
     )
     if options.curves and leader():
+        from specjax.training.curves import plot_curves
+
         print(f"wrote {plot_curves(out)}", flush=True)
     return report
 
 
 def show_mask(job: Job) -> str:
     """Returns the text of the first batch of a job, with the learned tokens in colour."""
+    from specjax.training.masks import paint  # few runs need it
+
     tokens, learned = job.show(job.batch(0))
     assert job.tokenizer is not None
     # The first token of a sequence is never a label.
@@ -299,8 +334,8 @@ def show_mask(job: Job) -> str:
 
 
 def _batches(
-    job: Job, stop: int, state: dict[str, Any] | None, step: int
-) -> grain.DatasetIterator[Arrays]:
+    job: Job, stop: int, state: dict[str, Json] | None, step: int
+) -> grain.DatasetIterator[Row]:
     """Returns an iterator over the batches of the steps before `stop`.
 
     A thread makes two batches ahead while the device computes.
@@ -353,7 +388,7 @@ def _replace(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> Non
     together(f"wrote {folder}")
 
 
-def _by_name(batch: Arrays) -> dict[str, Any]:
+def _by_name(batch: Row) -> dict[str, Any]:
     """Returns the leaves of a batch by their names, for `np.savez`."""
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     return {

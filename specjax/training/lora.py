@@ -9,14 +9,16 @@ Reference: Hu et al. 2021, LoRA, arXiv 2106.09685, section 4.1.
 
 from __future__ import annotations
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.contract import Arrays
 from specjax.parallel import mesh_of
+from specjax.training.trees import Tree
 
 Lora = dict[str, dict[str, Array]]
 """{"layer_0/attention/q": {"a": [in, rank], "b": [rank, out]}, ...}"""
@@ -24,13 +26,13 @@ Lora = dict[str, dict[str, Array]]
 _KERNEL, _ROUTER = "kernel", "router"
 
 
-def adapted(params: Arrays, tied: bool) -> dict[tuple[str, ...], Array]:
+def adapted(params: Tree, tied: bool) -> dict[tuple[str, ...], Array]:
     """Returns the matrices [in, out] that change: all linear maps in the layers, and the output.
 
     A tied output is not changed, since it is the embedding.  Neither are the experts and routers of
     a mixture of experts.
     """
-    leaves: Arrays = flatten_dict(params)  # by path
+    leaves = cast(dict[tuple[str, ...], Array], flatten_dict(params))
     return {
         path: leaf
         for path, leaf in leaves.items()
@@ -41,7 +43,7 @@ def adapted(params: Arrays, tied: bool) -> dict[tuple[str, ...], Array]:
     }
 
 
-def initial_lora(params: Arrays, rank: int, tied: bool, key: Array) -> Lora:
+def initial_lora(params: Tree, rank: int, tied: bool, key: Array) -> Lora:
     """Returns initial changes, whose products are zero.
 
     On a mesh, A is split like the rows of the matrix that it changes, and B like its columns.
@@ -72,9 +74,9 @@ def _split_as(matrix: Array) -> dict[str, NamedSharding]:
     }
 
 
-def merge(params: Arrays, lora: Lora, scale: float) -> Arrays:
+def merge(params: Tree, lora: Lora, scale: float) -> Tree:
     """Returns the parameters with the changes added, in the types of the parameters."""
-    leaves: Arrays = flatten_dict(params)  # by path
+    leaves = cast(dict[tuple[str, ...], Array], flatten_dict(params))
     for name, change in lora.items():
         path = (*name.split("/"), _KERNEL)
         matrix = leaves[path]

@@ -9,21 +9,24 @@ combine them further, such as products along a text.  Its backward pass computes
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.contract import Arrays
 from specjax.models import Int8, int8_dot_general
 from specjax.sampling import Sampling, warp
 from specjax.training import divergences
 from specjax.training.divergences import Divergence, blend
 from specjax.training.precision import mixed_dot_general
 from specjax.training.top import Top, folded, top_of
+from specjax.types import ArrayTree
 
-Operands = tuple[Arrays, ...]
+TreeT = TypeVar("TreeT")
+
+Operands = tuple[ArrayTree, ...]
 Saved = tuple[Array, Array, Operands, Operands]
 
 _LAST_FIRST = (((1,), (0,)), ((), ()))
@@ -33,7 +36,7 @@ _LAST_FIRST = (((1,), (0,)), ((), ()))
 class Teacher:
     """The output matrix of a target, which maps hidden states to logits without a gradient."""
 
-    matrix: Arrays  # [E, V], an array or Int8
+    matrix: Array | Int8  # [E, V]
     softcap: float | None = struct.field(pytree_node=False, default=None)
     # The first tokens that count, where the vocabulary is padded to another size than the draft's.
     size: int | None = struct.field(pytree_node=False, default=None)
@@ -84,8 +87,8 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
 
 
 def chunked_with_rows(
-    loss: Callable[..., tuple[Array, Arrays]], chunk: int = 512, trains_head: bool = True
-) -> Callable[..., tuple[Array, Arrays]]:
+    loss: Callable[..., tuple[Array, TreeT]], chunk: int = 512, trains_head: bool = True
+) -> Callable[..., tuple[Array, TreeT]]:
     """Turns a loss as `chunked`, if it also returns numbers of each row without a gradient.
 
     Args:
@@ -97,23 +100,23 @@ def chunked_with_rows(
       A function like that of `chunked`, which returns the sum, and the pytree with leaves [M, ...].
     """
 
-    def part(hidden: Array, head: Array, rows: Operands, shared: Operands) -> tuple[Array, Arrays]:
+    def part(hidden: Array, head: Array, rows: Operands, shared: Operands) -> tuple[Array, TreeT]:
         return loss(mixed_dot_general(hidden, head, _LAST_FIRST), *rows, *shared)
 
     @jax.custom_vjp
     def total(
         hidden: Array, head: Array, rows: Operands, shared: Operands = ()
-    ) -> tuple[Array, Arrays]:
+    ) -> tuple[Array, TreeT]:
         return forward(hidden, head, rows, shared)[0]
 
     def forward(
         hidden: Array, head: Array, rows: Operands, shared: Operands
-    ) -> tuple[tuple[Array, Arrays], tuple[Array, Array | None]]:
+    ) -> tuple[tuple[Array, TreeT], tuple[Array, Array | None]]:
         trained = (0, 1) if trains_head else (0,)
 
         def step(
             carry: tuple[Array, Array | None], xs: tuple[Array, Operands]
-        ) -> tuple[tuple[Array, Array | None], tuple[Array, Arrays]]:
+        ) -> tuple[tuple[Array, Array | None], tuple[Array, TreeT]]:
             (value, extra), grads = jax.value_and_grad(part, trained, has_aux=True)(
                 xs[0], head, xs[1], shared
             )
@@ -131,7 +134,7 @@ def chunked_with_rows(
         return (value, extra), (_join(grad_hidden)[:count], saved)
 
     def backward(
-        saved: tuple[Array, Array | None], grad: tuple[Array, Arrays]
+        saved: tuple[Array, Array | None], grad: tuple[Array, TreeT]
     ) -> tuple[Array, Array | None, None, None]:
         hidden, head = saved
         return grad[0] * hidden, None if head is None else grad[0] * head, None, None
@@ -163,7 +166,7 @@ def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable
     def backward(saved: Saved, grad: Array) -> tuple[Array, Array, None, None]:
         hidden, head, rows, shared = saved
 
-        def pulled(logits: Array, grad: Array, *others: Arrays) -> Array:
+        def pulled(logits: Array, grad: Array, *others: ArrayTree) -> Array:
             return jnp.sum(grad * statistics(logits, *others))
 
         pull = jax.grad(chunked(pulled, chunk), (0, 1))
@@ -173,13 +176,13 @@ def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable
     return whole
 
 
-def mapped(function: Callable[[Array], Arrays], hidden: Array, chunk: int = 512) -> Arrays:
+def mapped(function: Callable[[Array], TreeT], hidden: Array, chunk: int = 512) -> TreeT:
     """Returns `function` of hidden states [M, E], one chunk at a time; leaves [M, ...]."""
     chunks = jax.lax.map(function, _split(hidden, chunk))
     return jax.tree.map(lambda x: _join(x)[: len(hidden)], chunks)
 
 
-def _split(arrays: Arrays, chunk: int) -> Arrays:
+def _split(arrays: TreeT, chunk: int) -> TreeT:
     """Cuts arrays [M, ...] into chunks [K, C, ...], padded with zeros at the end.
 
     Chunk k has the rows k, k + K, ..., so on a mesh every device holds equally many rows of it.

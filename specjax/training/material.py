@@ -6,7 +6,6 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +15,12 @@ from jax import Array
 from specjax.models import LanguageModel
 from specjax.training import dataset
 from specjax.training.conversations import read_conversations
-from specjax.training.corpus import Source, Tokens, digest, files_of
+from specjax.training.corpus import Tokens, digest, files_of
 from specjax.training.dataset import model_hashes
-from specjax.training.mixture import Mixture
+from specjax.training.mixture import DataOptions, Mixture
 from specjax.training.ordering import Rows, batches
 from specjax.training.rows import has_rows, holds_conversations
+from specjax.training.targets import TargetOptions
 from specjax.training.tokenising import prepare
 from specjax.training.written import Written
 
@@ -35,38 +35,51 @@ class Material:
     inputs: dict[str, str]  # hashes of everything that was read, by name
     share: float | None = None  # of the sequences with answers, by --weights
 
+    def batches(
+        self,
+        length: int,
+        size: int,
+        seed: int,
+        share: float,
+        own: float = 0.0,
+        whole: bool = False,
+    ) -> Rows:
+        """Returns the batches of a run by their steps; see `ordering.batches`.
 
-class DataOptions(Protocol):
-    """The options of a job that name its data."""
+        If sequences with answers are packed, rows of text have `starts`, too.
+        """
+        windows = None if self.text is None else self.text.rows(length, seed)
+        answers = None if self.written is None or not share else self.written.rows(seed)
+        if windows is not None and self.written is not None and self.written.starts is not None:
+            windows = windows.map(lambda row: {**row, "starts": np.zeros(length, bool)})
+        return batches(windows, answers, size, share, own, whole)
 
-    @property
-    def target(self) -> str: ...
+    def token_counts(self, vocab_size: int) -> np.ndarray:
+        """Returns [V] the count of each token in the text, or learned in sequences with answers."""
+        counts = np.zeros(vocab_size, np.int64)
+        if self.text is not None:
+            for ids in self.text.blocks():
+                counts += np.bincount(ids, minlength=vocab_size)[:vocab_size]
+        if self.written is not None:
+            tokens, drawn = self.written.tokens[:, 1:], self.written.drawn > 0
+            counts += np.bincount(tokens[drawn], minlength=vocab_size)[:vocab_size]
+        return counts
 
-    @property
-    def lora(self) -> str | None: ...
+    def test(self, length: int, size: int) -> Rows:
+        """Returns batches of held-out rows."""
+        return rows_of(self.held_out, length, 0).batch(size)
 
-    @property
-    def tokenizer_file(self) -> str: ...
 
-    @property
-    def data(self) -> tuple[str, ...]: ...
-
-    @property
-    def weights(self) -> tuple[float, ...]: ...
-
-    @property
-    def source(self) -> Source: ...
-
-    @property
-    def out(self) -> str: ...
-
-    @property
-    def sequence_length(self) -> int: ...
+@dataclasses.dataclass(frozen=True)
+class TargetDataOptions(DataOptions, TargetOptions):
+    """The data of a job, and the target that reads them."""
 
 
 def gather(
-    options: DataOptions,
+    options: TargetDataOptions,
     target: LanguageModel,
+    out: pathlib.Path,
+    length: int,
     settings: Mapping[str, float] | None = None,
     exact: bool = False,
 ) -> Material:
@@ -78,6 +91,8 @@ def gather(
     Args:
       options: the options of the job.
       target: the model in `options.target`.
+      out: folder of the run.
+      length: tokens per sequence.
       settings: the sampling settings that the run learns for; datasets that were drawn with others
         are named.  None: with any.
       exact: the loss is a mean over text drawn with these settings, so datasets with others and
@@ -87,11 +102,6 @@ def gather(
       ValueError: sequences longer than the target can read, data of another target, or a malformed
         file.
     """
-    out, length = pathlib.Path(options.out), options.sequence_length
-    if target.tokenizer is None:
-        raise ValueError(
-            f"--target {options.target} has no tokenizer.json; --data is tokenised with it"
-        )
     if length > target.model.max_positions:
         raise ValueError(
             f"--sequence-length is {length}; the target reads at most {target.model.max_positions}"
@@ -101,7 +111,7 @@ def gather(
     found = [
         _read(
             options, target, data, out / "corpus" / str(i) if options.weights else out / "corpus",
-            _Wanted(hashes, settings, exact),
+            length, _Wanted(hashes, settings, exact),
         )
         for i, data in enumerate(entries)
     ]  # fmt: skip
@@ -149,10 +159,11 @@ class _Found:
 
 
 def _read(
-    options: DataOptions,
+    options: TargetDataOptions,
     target: LanguageModel,
     data: tuple[str, ...],
     corpus: pathlib.Path,
+    length: int,
     wanted: _Wanted,
 ) -> _Found:
     """Reads entries of `--data`; the arguments are those of `gather`."""
@@ -178,7 +189,6 @@ def _read(
         rows = [row for part in masked for row in part]
         cuts = [cut for path in made for cut in dataset.cuts(path)]
         answers = [row for path in chats for row in read_conversations(target, path, column)]
-        length = options.sequence_length
         written = Written.of(rows + answers, length, cuts + [length + 1] * len(answers))
     shards = [shard for path in made for shard in sorted(path.glob("*.safetensors"))]
     return _Found(text, held_out, written, shards + chats)
@@ -187,27 +197,6 @@ def _read(
 def rows_of(data: Tokens | Mixture | Written, length: int, seed: int) -> Rows:
     """Returns endless rows of a text or of sequences; see `ordering`."""
     return data.rows(seed) if isinstance(data, Written) else data.rows(length, seed)
-
-
-def mixed(
-    text: Tokens | Mixture | None,
-    written: Written | None,
-    length: int,
-    size: int,
-    seed: int,
-    share: float,
-    own: float = 0.0,
-    whole: bool = False,
-) -> Rows:
-    """Returns the batches of a run by their steps; the last four arguments are those of `batches`.
-
-    If sequences with answers are packed, rows of text have `starts`, too.
-    """
-    windows = None if text is None else text.rows(length, seed)
-    answers = None if written is None or not share else written.rows(seed)
-    if windows is not None and written is not None and written.starts is not None:
-        windows = windows.map(lambda row: {**row, "starts": np.zeros(length, bool)})
-    return batches(windows, answers, size, share, own, whole)
 
 
 def held_out_prompts(

@@ -16,11 +16,28 @@ from jax import Array
 from specjax import tree
 from specjax.decoding import Decoder
 from specjax.measure import interval
+from specjax.options.fields import Options, count
 from specjax.parallel import mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params
 
 _SMALLEST_WIDTH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationOptions(Options):
+    """What an evaluation reads of held-out data."""
+
+    group = "evaluation"
+
+    eval_batches: int = count(8, "held-out batches per evaluation")
+    eval_prompts: int = count(
+        0,
+        "held-out prompts on which tau of a chain of drafts is measured with the decoder, and of "
+        "drafters and heads greedily; 0: none",
+        0,
+    )
+    eval_tokens: int = count(64, "new tokens for each of them")
 
 
 @struct.dataclass

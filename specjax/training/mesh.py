@@ -10,17 +10,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar, cast, overload
 
 import jax
 import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 
-from specjax.contract import Arrays
-from specjax.parallel import by_row, make_mesh, parse_mesh, put, row_parts
-from specjax.training.loop_options import LoopOptions, MeshOptions
+from specjax.options.fields import option
+from specjax.options.processes import ProcessOptions
+from specjax.parallel import by_row, make_mesh, parse_mesh, put
+from specjax.training.trees import Batch
+
+StateT = TypeVar("StateT", bound=Mapping[str, object])
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshOptions(ProcessOptions):
+    """The devices and processes of a run, which may be resumed on others."""
+
+    mesh: str | None = option(
+        None,
+        "devices along each axis, as data=2,fsdp=2,model=2; without it, one device",
+        free=True,
+    )
 
 
 def mesh_sizes(options: MeshOptions) -> dict[str, int] | None:
@@ -45,27 +62,7 @@ def mesh_of_sizes(sizes: dict[str, int] | None) -> Mesh | None:
     return make_mesh(sizes.get("data", 1), sizes.get("model"), fsdp=fsdp, kv_copies=copies)
 
 
-def mesh_of_run(options: LoopOptions) -> Mesh | None:
-    """Returns the mesh of the options; None for a single device.
-
-    Raises:
-      ValueError: the mesh does not fit the devices, or does not divide the rows that are read at a
-        time.
-    """
-    sizes = mesh_sizes(options)
-    mesh = mesh_of_sizes(sizes)
-    rows, parts = options.batch_size // options.accumulate, row_parts(mesh)
-    if rows % parts:
-        raise ValueError(
-            f"--batch-size {options.batch_size} read in --accumulate {options.accumulate} parts "
-            f"is {rows} sequences at a time, which {parts} devices along data and fsdp do not "
-            "divide: take a batch of "
-            f"{-(-rows // parts) * parts * options.accumulate}, or another --mesh"
-        )
-    return mesh
-
-
-def lay_state(state: dict[str, Arrays], mesh: Mesh | None) -> dict[str, Arrays]:
+def lay_state(state: StateT, mesh: Mesh | None) -> StateT:
     """Shards the whole state over the mesh of its parameters.
 
     The optimizer's moments of a parameter are split like the parameter; the rest is replicated.
@@ -75,7 +72,7 @@ def lay_state(state: dict[str, Arrays], mesh: Mesh | None) -> dict[str, Arrays]:
     whole = NamedSharding(mesh, PartitionSpec())
     params = dict(jax.tree_util.tree_leaves_with_path(state["params"]))
 
-    def sharding(path: tuple[Any, ...], leaf: Array) -> NamedSharding:
+    def sharding(path: KeyPath, leaf: Array) -> NamedSharding:
         # A moment has the shape of its parameter, and its path ends with that of the parameter.
         for first in range(len(path)):
             param = params.get(path[first:])
@@ -112,10 +109,14 @@ def gathered(
     return None if layout is None else tuple(None if at is None else gather(at) for at in layout)
 
 
-def lay_batch(batch: Arrays, mesh: Mesh | None) -> Arrays:
+@overload
+def lay_batch(batch: np.ndarray, mesh: Mesh | None) -> Array: ...
+@overload
+def lay_batch(batch: Mapping[str, np.ndarray], mesh: Mesh | None) -> Batch: ...
+def lay_batch(batch: np.ndarray | Mapping[str, np.ndarray], mesh: Mesh | None) -> Array | Batch:
     """Shards a batch over the devices that read it.  Each process passes all of it."""
     if mesh is None:
-        return batch
+        return cast(Batch, batch)
     return jax.tree.map(lambda leaf: put(np.asarray(leaf), by_row(mesh)), batch)
 
 

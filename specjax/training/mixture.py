@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from specjax.options.fields import Options, option
-from specjax.training.corpus import Tokens
+from specjax.options.fields import option
+from specjax.training.corpus import TextOptions, Tokens
 from specjax.training.ordering import Rows, by_turns
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightOptions(Options):
-    """The shares of several sources of data."""
+class DataOptions(TextOptions):
+    """The data of a job: several sources of text, which may have weights."""
 
     group = "data"
 
@@ -25,12 +25,12 @@ class WeightOptions(Options):
         (), "how much is read of each entry of --data, as in 3 1; by default all texts are one"
     )
 
-    def check_weights(self, data: tuple[str, ...]) -> None:
-        """Raises ValueError unless there is a weight for each entry."""
-        asked = " ".join(map(str, self.weights))
-        if self.weights and len(self.weights) != len(data):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        asked, entries = " ".join(map(str, self.weights)), len(self.data)
+        if self.weights and len(self.weights) != entries:
             raise ValueError(
-                f"--weights {asked} are {len(self.weights)}, and --data has {len(data)} entries: "
+                f"--weights {asked} are {len(self.weights)}, and --data has {entries} entries: "
                 "pass one for each"
             )
         if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):

@@ -18,7 +18,6 @@ first rejected drafts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +25,10 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.models import LinenModel
 from specjax.sampling import Sampling, make_key
-from specjax.types import DecodeState, Params
+from specjax.types import DecodeState, Params, Weights
 
 
 @struct.dataclass
@@ -50,7 +48,7 @@ def row_keys(seed: int, number: Array) -> Array:
 
 
 def begin(
-    decoder: Decoder, params: Params, tokens: Array, prompt: int, settings: Mapping[str, Any],
+    decoder: Decoder, params: Params, tokens: Array, prompt: int, settings: Mapping[str, float],
     keys: Array,
 ) -> DecodeState:  # fmt: skip
     """Returns the state after the first `prompt` of the tokens [B, T]; rows end at the capacity."""
@@ -84,7 +82,7 @@ def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -
     )
 
 
-def read_branches(model: LinenModel, params: Arrays, rollout: Rollout) -> Array:
+def read_branches(model: LinenModel, params: Weights, rollout: Rollout) -> Array:
     """Returns the draft model's hidden states at every root and every draft, computed in one pass.
 
     Returns:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, Required, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +13,87 @@ import optax
 from jax import Array
 from jax.sharding import NamedSharding
 
-from specjax.contract import Arrays
+from specjax.options.fields import Options, count, option
 from specjax.parallel import constrain_like, layout
-from specjax.training.loop_options import OptimizerOptions
 from specjax.training.mesh import gathered
-from specjax.training.optimizers import by_name, check_arguments, rates_of
+from specjax.training.optimizers import ADAMW, OPTIMIZERS, by_name, check_arguments, rates_of
+from specjax.training.trees import Batch, Tree
 
 Layout = tuple[NamedSharding | None, ...] | None
-State = dict[str, Arrays]
-Loss = Callable[[Arrays, Arrays, Arrays], tuple[Array, dict[str, Array]]]
+
+
+class State(TypedDict, total=False):
+    """The state of a run."""
+
+    params: Required[Tree]
+    optimizer: Required[optax.OptState]
+    step: Required[Array]
+    ema: Tree  # with --ema
+    best: Array  # the greatest value of the goal so far
+    since: Array  # the evaluations after it
+
+
+Loss = Callable[[Tree, Tree, Batch], tuple[Array, dict[str, Array]]]
 """`loss(params, frozen, batch)` returns a scalar and further metrics."""
+
+
+SCHEDULES = ("wsd", "cosine")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerOptions(Options):
+    """The options of the optimizer."""
+
+    group = "optimizer"
+
+    steps: int = count(1000, "optimizer steps", free=True)
+    batch_size: int = count(4, "sequences per step")
+    accumulate: int = count(
+        1, "parts into which a batch is split, read one after the other to save memory"
+    )
+    optimizer: str = option(
+        ADAMW,
+        "optimizer of optax; muon changes the matrices of layers, and AdamW the other parameters",
+        choices=OPTIMIZERS,
+    )
+    optimizer_args: tuple[str, ...] = option(
+        (), "further arguments of that function of optax, such as b1=0.95"
+    )
+    learning_rate: float = option(2e-3, "peak learning rate", "(0, inf)")
+    schedule: str = option(
+        "wsd",
+        "schedule of the learning rate; wsd: constant, with a linear decay at the end",
+        choices=SCHEDULES,
+    )
+    warmup_steps: int = count(200, "steps of linear warm-up; fewer if the run is too short", 0)
+    warmup_fraction: float = option(
+        0.0, "fraction of the run that is warm-up; 0: --warmup-steps decides", "[0, 1]"
+    )
+    decay_fraction: float = option(
+        0.2, "last fraction of the run, in which the rate of wsd falls linearly to zero", "[0, 1]"
+    )
+    weight_decay: float = option(0.1, "weight decay, on matrices only", "[0, inf)")
+    clip: float = option(1.0, "largest norm of the gradient", "(0, inf]: inf is no clipping")
+    ema: float = option(
+        0.0,
+        "decay of a moving average of the parameters, which is evaluated and exported; 0: none",
+        "[0, 1): 1 averages nothing",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_arguments(self.optimizer, self.optimizer_args)
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"--accumulate is {self.accumulate}; "
+                f"it must divide --batch-size, which is {self.batch_size}"
+            )
+
+    @property
+    def warmup(self) -> int:
+        """The requested steps of warm-up."""
+        by_fraction = round(self.steps * self.warmup_fraction)
+        return by_fraction if self.warmup_fraction else self.warmup_steps
 
 
 def phases(options: OptimizerOptions) -> tuple[int, int]:
@@ -74,14 +146,15 @@ def make_optimizer(
 
 
 def start(
-    optimizer: optax.GradientTransformation, options: OptimizerOptions, params: Arrays
+    optimizer: optax.GradientTransformation, options: OptimizerOptions, params: Tree
 ) -> State:
     """Returns the state before the first step."""
-    state = {"params": params, "optimizer": optimizer.init(params), "step": jnp.int32(0)}
-    return state | ({"ema": jax.tree.map(jnp.copy, params)} if options.ema else {})
+    begun = optimizer.init(cast(optax.Params, params))
+    state: State = {"params": params, "optimizer": begun, "step": jnp.int32(0)}
+    return {**state, "ema": jax.tree.map(jnp.copy, params)} if options.ema else state
 
 
-def averaged(state: State) -> Arrays:
+def averaged(state: State) -> Tree:
     """Returns the parameters to evaluate and export: the moving average if there is one."""
     return state.get("ema", state["params"])
 
@@ -89,9 +162,7 @@ def averaged(state: State) -> Arrays:
 class HasLoss(Protocol):
     """The methods of a `loop.Job` that an update needs."""
 
-    def loss(
-        self, params: Arrays, frozen: Arrays, batch: Arrays
-    ) -> tuple[Array, dict[str, Array]]: ...
+    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]: ...
 
 
 def update(
@@ -99,8 +170,8 @@ def update(
     optimizer: optax.GradientTransformation,
     options: OptimizerOptions,
     state: State,
-    frozen: Arrays,
-    batch: Arrays,
+    frozen: Tree,
+    batch: Batch,
 ) -> tuple[State, dict[str, Array]]:
     """Runs one step of a `loop.Job`.
 
@@ -124,26 +195,34 @@ def _update(
     layout: Layout,
     read: tuple[Layout, Layout],
     state: State,
-    frozen: Arrays,
-    batch: Arrays,
+    frozen: Tree,
+    batch: Batch,
 ) -> tuple[State, dict[str, Array]]:
-    def loss_of(params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
+    def loss_of(params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         return job.loss(constrain_like(params, read[0]), constrain_like(frozen, read[1]), batch)
 
     loss, metrics, grads = gradient(loss_of, parts, state["params"], frozen, batch)
-    changes, optimizer_state = optimizer.update(grads, state["optimizer"], state["params"])
-    params = optax.apply_updates(state["params"], changes)
-    after = {"params": params, "optimizer": optimizer_state, "step": state["step"] + 1}
+    before = cast(optax.Params, state["params"])
+    changes, optimizer_state = optimizer.update(
+        cast(optax.Updates, grads), state["optimizer"], before
+    )
+    made = optax.apply_updates(before, changes)
+    after: State = {
+        "params": cast(Tree, made),
+        "optimizer": optimizer_state,
+        "step": state["step"] + 1,
+    }
     if ema:
-        after["ema"] = optax.incremental_update(params, state["ema"], 1 - ema)
+        mean = cast(optax.Params, state.get("ema"))
+        after["ema"] = cast(Tree, optax.incremental_update(made, mean, 1 - ema))
     rates = rates_of(optimizer_state)
     metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **rates, **metrics}
     return constrain_like(after, layout), metrics
 
 
 def gradient(
-    loss: Loss, parts: int, params: Arrays, frozen: Arrays, batch: Arrays
-) -> tuple[Array, dict[str, Array], Arrays]:
+    loss: Loss, parts: int, params: Tree, frozen: Tree, batch: Batch
+) -> tuple[Array, dict[str, Array], Tree]:
     """Returns loss, metrics and gradient of a batch that is read in `parts` parts along axis 0.
 
     A loss that is a weighted mean returns its total weight as the metric `weight`, so that the mean
@@ -151,7 +230,7 @@ def gradient(
     """
     differentiate = jax.value_and_grad(loss, has_aux=True)
 
-    def read(part: Arrays) -> tuple[Array, dict[str, Array], Arrays]:
+    def read(part: Batch) -> tuple[Array, dict[str, Array], Tree]:
         (value, metrics), grads = differentiate(params, frozen, part)
         metrics = {"loss": value, **metrics}
         weight = jnp.asarray(metrics.pop("weight", 1.0), jnp.float32)
@@ -161,7 +240,7 @@ def gradient(
         _, metrics, grads = read(batch)
         return metrics.pop("loss"), metrics, grads
 
-    def add(total: Arrays, part: Arrays) -> tuple[Arrays, tuple[Array, dict[str, Array]]]:
+    def add(total: Tree, part: Batch) -> tuple[Tree, tuple[Array, dict[str, Array]]]:
         weight, metrics, grads = read(part)
         return jax.tree.map(lambda t, g: t + weight * g, total, grads), (weight, metrics)
 

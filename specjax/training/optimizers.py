@@ -11,15 +11,15 @@ import difflib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
 from jax import Array
+from jax.tree_util import KeyPath
 
-from specjax.contract import Arrays
+from specjax.types import ArrayTree
 
 ADAMW, MUON = "adamw", "muon"
 OPTIMIZERS = (
@@ -36,7 +36,7 @@ _DECAY = ("weight_decay", ("mask", "weight_decay_mask"))
 Factory = Callable[..., optax.GradientTransformation]
 
 
-def check_arguments(name: str, arguments: Sequence[str]) -> dict[str, Any]:
+def check_arguments(name: str, arguments: Sequence[str]) -> dict[str, float]:
     """Returns the arguments of an optimizer from texts like `b1=0.95`.
 
     Raises:
@@ -73,7 +73,7 @@ def by_name(
     name: str,
     schedule: optax.Schedule,
     weight_decay: float,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, float],
     factors: Mapping[str, float] | None,
 ) -> optax.GradientTransformation:
     """Returns an optimizer whose state holds the learning rate of the last step.
@@ -96,8 +96,8 @@ def by_name(
     if len(groups) == 1:
         return next(iter(groups.values()))
 
-    def labels(params: Arrays) -> Arrays:
-        def label(path: tuple[Any, ...], leaf: Array) -> str:
+    def labels(params: ArrayTree) -> ArrayTree:
+        def label(path: KeyPath, leaf: Array) -> str:
             key = str(path[0].key) if factors else ""
             part = "" if name != MUON else _MATRICES if _is_matrix(path, leaf) else _OTHERS
             return _label(key, part)
@@ -107,7 +107,7 @@ def by_name(
     return optax.partition(groups, labels)
 
 
-def rates_of(state: Arrays) -> dict[str, Array]:
+def rates_of(state: object) -> dict[str, Array]:
     """Returns the learning rates of the last step: `learning_rate`, or one for each group.
 
     The result is {} for an optimizer that has none, such as a user's own.
@@ -135,13 +135,13 @@ def _times(schedule: optax.Schedule, factor: float) -> optax.Schedule:
     return schedule if factor == 1 else lambda step: factor * schedule(step)
 
 
-def _is_matrix(path: tuple[Any, ...], leaf: Array) -> bool:
+def _is_matrix(path: KeyPath, leaf: Array) -> bool:
     """Returns whether a parameter is a matrix between hidden states."""
     names = jax.tree_util.keystr(path)
     return leaf.ndim == 2 and "embedding" not in names and "'head'" not in names
 
 
-def _factory(name: str, weight_decay: float, arguments: Mapping[str, Any]) -> Factory:
+def _factory(name: str, weight_decay: float, arguments: Mapping[str, float]) -> Factory:
     """Returns a function of only the learning rate."""
     made, given = _made_by(name), dict(arguments)
     if name == ADAMW:
@@ -160,11 +160,11 @@ def _factory(name: str, weight_decay: float, arguments: Mapping[str, Any]) -> Fa
     return lambda learning_rate: made(learning_rate, **given)
 
 
-def _decayed(params: Arrays) -> Arrays:
+def _decayed(params: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
-def _sized(updates: Arrays, _: Arrays) -> Arrays:
+def _sized(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
     """Returns ascending updates of the size of AdamW's, from Muon's descent at a rate of 1.
 
     Muon scales an orthogonal matrix [n, m] by sqrt(max(1, m / n)), and its root mean square is

@@ -14,20 +14,30 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol, cast, overload
 
 import numpy as np
 
-Row = dict[str, Any]
-Rows = Any
-"""A `grain.MapDataset` of rows; by its own type any row might be None."""
+from specjax.training.trees import Row
 
 
-def _endless(row: Callable[[int], Row]) -> Rows:
-    """Returns the rows `row(0)`, `row(1)` and so on."""
+class Rows(Protocol):
+    """A `grain.MapDataset` of rows, by whose own type any row might be None."""
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def batch(self, batch_size: int) -> Rows: ...
+    def map(self, transform: Callable[[Row], Row]) -> Rows: ...
+    def map_with_index(self, transform: Callable[[int, Row], Row]) -> Rows: ...
+
+
+def numbered(row: Callable[[int], Row], count: int = sys.maxsize) -> Rows:
+    """Returns the rows `row(0)`, `row(1)` and so on; by default they are endless."""
     import grain  # here, since a help page needs no grain
 
-    return grain.MapDataset.range(sys.maxsize).map(row)
+    return cast(Rows, grain.MapDataset.range(count).map(row))
 
 
 def shuffled(size: int, seed: int, read: Callable[[int, int], Row]) -> Rows:
@@ -41,7 +51,7 @@ def shuffled(size: int, seed: int, read: Callable[[int, int], Row]) -> Rows:
         epoch, index = divmod(number, size)
         return read(epoch, int(order(epoch)[index]))
 
-    return _endless(at)
+    return numbered(at)
 
 
 def turns(number: int, weights: Sequence[float]) -> tuple[int, int]:
@@ -60,7 +70,7 @@ def turns(number: int, weights: Sequence[float]) -> tuple[int, int]:
     return len(weights) - 1, number
 
 
-def by_turns(parts: Sequence[Rows], weights: Sequence[float]) -> Rows:
+def by_turns(parts: Sequence[Rows | None], weights: Sequence[float]) -> Rows:
     """Returns the rows of endless parts, of which each has its share after every row.
 
     A part may be None if its weight is 0, since it is never read.
@@ -68,9 +78,11 @@ def by_turns(parts: Sequence[Rows], weights: Sequence[float]) -> Rows:
 
     def at(number: int) -> Row:
         part, index = turns(number, weights)
-        return parts[part][index]
+        rows = parts[part]
+        assert rows is not None
+        return rows[index]
 
-    return _endless(at)
+    return numbered(at)
 
 
 def batches(
@@ -97,7 +109,7 @@ def batches(
     """
     written = min(1.0, own / (1 - share)) if share < 1 else 0.0
 
-    def marked(rows: Rows, own: float) -> Rows:
+    def marked(rows: Rows | None, own: float) -> Rows | None:
         def mark(number: int, row: Row) -> Row:
             is_own = turns(number, (own, 1 - own))[0] == 0
             return {**row, "own": np.full(np.shape(row["limit"]), is_own)}

@@ -14,10 +14,9 @@ from typing import Any, Protocol, SupportsFloat
 
 import jax
 
-from specjax.contract import Arrays
-from specjax.options.fields import flag
+from specjax.options.fields import Options, flag
 from specjax.parallel import leader
-from specjax.training.loop_options import LoopOptions
+from specjax.types import Json
 
 RUN, METRICS = "run.json", "metrics.jsonl"
 
@@ -48,7 +47,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def named(folder: str | None, model: object, parameters: Arrays | int) -> dict[str, Any]:
+def num_params(arrays: object) -> int:
+    """Returns the number of parameters in a tree of arrays or of shapes."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(arrays))
+
+
+def named(folder: str | None, model: object, parameters: object) -> dict[str, Json]:
     """Returns a model's entry in `run.json`: its folder, its family and sizes, and its parameters.
 
     Args:
@@ -57,7 +61,7 @@ def named(folder: str | None, model: object, parameters: Arrays | int) -> dict[s
       parameters: their number, or arrays or shapes that are counted.
     """
     if not isinstance(parameters, int):
-        parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
+        parameters = num_params(parameters)
     sizes = ("family", "num_layers", "hidden_size", "vocab_size", "max_positions")
     return {
         "folder": folder,
@@ -68,11 +72,12 @@ def named(folder: str | None, model: object, parameters: Arrays | int) -> dict[s
 
 def describe(
     path: pathlib.Path,
-    options: LoopOptions,
+    options: Options,
     inputs: Mapping[str, str],
-    state: Arrays,
+    state: object,
     resumed: bool,
-    facts: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Json] | None = None,
+    accept_changes: bool = False,
 ) -> None:
     """Writes `run.json`: options, versions, hashes of the inputs, and the shapes of the state.
 
@@ -80,7 +85,7 @@ def describe(
 
     Raises:
       ValueError: a resumed run has a state of other shapes; or its inputs or its fixed options have
-        changed, or `run.json` cannot be read, without `options.accept_changes`.
+        changed, or `run.json` cannot be read, without `accept_changes`.
     """
     shapes = {
         jax.tree_util.keystr(p): list(x.shape)
@@ -94,7 +99,7 @@ def describe(
         "shapes": shapes,
     }
     now = json.loads(json.dumps(now))  # JSON turns tuples into lists
-    before = read_run(path, options.accept_changes) if resumed else None
+    before = read_run(path, accept_changes) if resumed else None
     if before is not None and "optimizer" not in before["options"]:
         raise ValueError(
             f"{path.parent} was written by an earlier version of specjax, whose optimizers had "
@@ -106,7 +111,7 @@ def describe(
             f"{path.parent} is a run of another job, or of a model of other sizes: "
             "choose another --out"
         )
-    if before is not None and not options.accept_changes:
+    if before is not None and not accept_changes:
         free = {field.name for field in dataclasses.fields(options) if field.metadata.get("free")}
         names = sorted(set(before["options"]) & set(now["options"]) - free)
         changes = [
@@ -130,7 +135,7 @@ def describe(
         write(path, json.dumps(now, indent=2) + "\n")
 
 
-def read_run(path: pathlib.Path, accept_changes: bool) -> dict[str, Any] | None:
+def read_run(path: pathlib.Path, accept_changes: bool) -> dict[str, dict[str, Any]] | None:
     """Returns the `run.json` of a resumed run; None if it is unreadable and changes are accepted.
 
     Raises:
@@ -158,7 +163,7 @@ def write(path: pathlib.Path, text: str) -> None:
     partial.replace(path)
 
 
-def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
     """Returns the lines of a `metrics.jsonl`, without a last line that was cut off.
 
     Raises:

@@ -34,9 +34,10 @@ from specjax.files import read_json
 from specjax.parallel import leader
 from specjax.training.corpus import digest
 from specjax.training.mesh import together
-from specjax.training.ordering import Row, Rows, batches, shuffled
+from specjax.training.ordering import Rows, batches, numbered, shuffled
 from specjax.training.record import write as write_text
 from specjax.training.shards import check_request, read_if_whole, read_shard, save_shard
+from specjax.training.trees import Row
 from specjax.training.written import Written
 
 MANIFEST = "teacher.json"
@@ -311,9 +312,7 @@ class Recorded:
 
     def rows(self, numbers: Sequence[int]) -> Row:
         """Returns the sequences of these numbers."""
-        import grain
-
-        rows: Rows = grain.MapDataset.source(numbers).map(self.row)
+        rows = numbered(lambda index: self.row(numbers[index]), len(numbers))
         return rows.batch(len(numbers))[0]
 
     def row(self, number: int, names: Sequence[str] | None = None) -> Row:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
-from specjax.contract import Arrays
 from specjax.files import read_outline
 from specjax.models import LanguageModel, LinenModel, Transformer
-from specjax.options.fields import as_argument, option
+from specjax.options.fields import as_argument, flag, option
 from specjax.training import tables
-from specjax.training.corpus import TextOptions
 from specjax.training.dataset import model_hashes
-from specjax.training.loop_options import LoopOptions
+from specjax.training.loop import LoopOptions
+from specjax.training.material import Material, TargetDataOptions
+from specjax.training.measure import EvaluationOptions
+from specjax.training.ordering import Rows, numbered
 from specjax.training.recorded import CANDIDATES, STATES, Recorded
-from specjax.training.targets import TargetOptions, dtype_of, load_target
+from specjax.training.targets import dtype_of, load_target
+from specjax.training.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
-class TaughtOptions(LoopOptions, TextOptions, TargetOptions):
+class TaughtOptions(LoopOptions, EvaluationOptions, TargetDataOptions):
     """The inputs of a run: a target in memory with data, or a recording."""
 
     group = "data"
@@ -36,6 +40,25 @@ class TaughtOptions(LoopOptions, TextOptions, TargetOptions):
         "folder of train.teacher to learn from, instead of --data and a target in memory; with "
         "--target, the target is checked, and loaded for --eval-prompts alone",
     )
+
+    prompt: ClassVar[str] = "sampled_prompt"
+    """The option with the tokens of a held-out prompt."""
+
+    online = learn_prompts = isolate_documents = False  # some jobs have options of these names
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        length = getattr(self, self.prompt)
+        if self.measures_tau and length + self.eval_tokens > self.sequence_length:
+            raise ValueError(
+                f"{flag(self.prompt)} {length} and --eval-tokens {self.eval_tokens} together are "
+                f"more than --sequence-length {self.sequence_length}"
+            )
+
+    @property
+    def measures_tau(self) -> bool:
+        """Returns whether the target itself is needed, for measuring."""
+        return bool(self.eval_prompts)
 
     @property
     def words(self) -> str:
@@ -74,6 +97,35 @@ class TaughtOptions(LoopOptions, TextOptions, TargetOptions):
             raise ValueError(
                 "pass --target and --data, or --teacher with a folder of train.teacher"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedMaterial(Material):
+    """The sequences of a recording, whose rows have the target's outputs, too."""
+
+    teacher: Recorded = dataclasses.field(kw_only=True)
+
+    @classmethod
+    def of(cls, teacher: Recorded, share: float | None = None) -> RecordedMaterial:
+        hashes = {**teacher.request.hashes, "teacher": teacher.hash}
+        return cls(None, None, teacher.held_out_rows(), hashes, share, teacher=teacher)
+
+    def batches(
+        self,
+        length: int,
+        size: int,
+        seed: int,
+        share: float,
+        own: float = 0.0,
+        whole: bool = False,
+    ) -> Rows:
+        return self.teacher.batches(size, share, seed, whole)
+
+    def token_counts(self, vocab_size: int) -> np.ndarray:
+        return self.teacher.token_counts()
+
+    def test(self, length: int, size: int) -> Rows:
+        return numbered(lambda index: self.teacher.held_out(index * size, size))
 
 
 def open_teacher(
@@ -124,30 +176,24 @@ def open_teacher(
     return teacher
 
 
-def target_of(
-    teacher: Recorded, options: TaughtOptions, mesh: Mesh | None, whole: bool
-) -> LanguageModel:
+def target_of(teacher: Recorded, options: TaughtOptions, mesh: Mesh | None) -> LanguageModel:
     """Returns the target of a recording.
 
-    Args:
-      teacher: the recording.
-      options: of the run.
-      mesh: of the run.
-      whole: True if the target itself is needed.  Otherwise it has the parameters of the recording:
-        none, or those that drafters share.
+    If nothing is measured with the target itself, it has the parameters of the recording: none, or
+    those that drafters share.
 
     Raises:
       ValueError: the recording has no tokenizer.
     """
     dtype = teacher.request.dtype
-    if whole:
+    if options.measures_tau:
         return load_target(options, dtype, mesh)
     outline = read_outline(teacher.folder)
     if outline.tokenizer is None:
         raise ValueError(f"--teacher {teacher.folder} has no tokenizer.json: record it again")
     has_states = STATES in teacher.names
     model = LinenModel(Transformer(outline.config), jnp.dtype(dtype) if has_states else jnp.float32)
-    params: Arrays = tables.unpacked(teacher.folder, model, mesh) if has_states else {}
+    params: Tree = tables.unpacked(teacher.folder, model, mesh) if has_states else {}
     return outline.with_weights(model, params)
 
 

@@ -2,51 +2,96 @@
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import pathlib
-from typing import Any, Protocol
+from typing import TypeVar
 
 import numpy as np
 
 from specjax.decoding import Decoder
 from specjax.models import LanguageModel
+from specjax.options.fields import count, option
 from specjax.proposers import NoProposer
 from specjax.rules import Match
 from specjax.training import accepted, dataset
 from specjax.training.corpus import Tokens
-from specjax.training.dataset import Request
-from specjax.training.material import Material
+from specjax.training.dataset import Request, model_hashes
+from specjax.training.material import Material, gather
 from specjax.training.mixture import Mixture
-from specjax.training.targets import dtype_of
+from specjax.training.recordings import TaughtOptions
+from specjax.training.targets import ServedOptions, dtype_of
 from specjax.training.written import Written
 from specjax.types import Params
 
 
-class SampleOptions(Protocol):
-    """The options of a distillation for text that the target writes."""
+@dataclasses.dataclass(frozen=True)
+class SampledOptions(TaughtOptions, ServedOptions):
+    """The sequences that a target writes for a run."""
+
+    group = "sampling"
+
+    sampled_fraction: float | None = option(
+        None,
+        "fraction of the sequences with answers: those in --data, else those that the target then "
+        "writes; default: 1 without text; beside text 0.5 in train.distill (1 for "
+        "accepted-length), and 0.5 in train.drafter if --data has both, else 0",
+        "[0, 1]",
+    )
+    sampled_sequences: int = count(1024, "how many sequences the target writes")
+    sampled_prompt: int = count(32, "tokens of text that a model continues")
+    sampled_batch: int = count(16, "sequences that the target writes at once")
+    online: bool = option(
+        False,
+        "learn only inside speculation, from the accepted and rejected drafts that are made while "
+        "the target continues the texts",
+    )
 
     @property
-    def sequence_length(self) -> int: ...
+    @abc.abstractmethod
+    def settings(self) -> dict[str, float]:
+        """Returns the settings of the sequences, as `Sampling.create` takes them."""
 
-    @property
-    def isolate_documents(self) -> bool: ...
+    @abc.abstractmethod
+    def share_beside_text(self, has_answers: bool) -> float:
+        """Returns the default of `--sampled-fraction` if there is text."""
 
-    @property
-    def sampled_sequences(self) -> int: ...
 
-    @property
-    def sampled_prompt(self) -> int: ...
+SampledT = TypeVar("SampledT", bound=SampledOptions)
 
-    @property
-    def sampled_batch(self) -> int: ...
 
-    @property
-    def settings(self) -> dict[str, Any]: ...
+def sampled(
+    options: SampledT, target: LanguageModel, exact: bool = False
+) -> tuple[SampledT, Material]:
+    """Reads the data of a run, and lets the target write the sequences that are asked for.
 
-    @property
-    def seed(self) -> int: ...
+    Args:
+      options: of the run.
+      target: the model in `options.target`.
+      exact: as for `gather`.
 
-    @property
-    def dtype(self) -> str | None: ...
+    Returns:
+      The options with the share of these sequences, and the data.
+
+    Raises:
+      ValueError: `--online` has no text; or as `gather`.
+    """
+    out = pathlib.Path(options.out)
+    material = gather(options, target, out, options.sequence_length, options.settings, exact)
+    text, written = material.text, material.written
+    if options.online and text is None:
+        raise ValueError(
+            "--data holds only sequences of prompts and answers, and --online continues windows of "
+            "text: add a folder of text"
+        )
+    default = options.share_beside_text(written is not None)
+    share = share_of_target(options.sampled_fraction, default, material)
+    if share and written is None and text is not None and not options.online:
+        hashes = model_hashes(options.target, options.lora)
+        sample(target, text, options, out / "sampled", hashes)
+        rows = dataset.read_masked(out / "sampled", hashes)
+        material = dataclasses.replace(material, written=Written.of(rows, options.sequence_length))
+    return dataclasses.replace(options, sampled_fraction=share), material
 
 
 def share_of_target(asked: float | None, default: float, material: Material) -> float:
@@ -72,7 +117,7 @@ def share_of_target(asked: float | None, default: float, material: Material) -> 
 def sample(
     target: LanguageModel,
     text: Tokens | Mixture,
-    options: SampleOptions,
+    options: SampledOptions,
     folder: pathlib.Path,
     hashes: dict[str, str],
 ) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from specjax.decoding import Decoder
 from specjax.generation import check_length
 from specjax.models import LanguageModel
-from specjax.options.fields import REQUIRED, at_least, option, within
+from specjax.options.fields import REQUIRED, SEED, count, inside, option
 from specjax.options.models import Devices, ModelOptions, choose, load_models, make_drafter
 from specjax.options.speculation import KINDS, ProposerOptions, given
 from specjax.rules import RULES
 from specjax.sampling import Sampling
-from specjax.training.loop_options import MeshOptions
-from specjax.training.mesh import mesh_sizes
+from specjax.training.mesh import MeshOptions, mesh_sizes
 from specjax.training.targets import TargetOptions
 from specjax.types import Params
 
@@ -45,26 +43,22 @@ class SpeculationOptions(MeshOptions, ProposerOptions, TargetOptions, ModelOptio
         choices=KINDS,
     )
     rule: str = option("match", "rule that accepts drafts", choices=sorted(RULES))
-    max_new_tokens: int = option(128, "most new tokens per prompt")
+    max_new_tokens: int = count(128, "most new tokens per prompt")
     temperature: float = option(0.0, "sampling temperature; 0: greedy")
     top_k: int = option(0, "sample from this many most probable tokens; 0: all")
     top_p: float = option(1.0, "sample from the fewest tokens of this total probability; 1: all")
     min_p: float = option(
         0.0, "sample from tokens at least this probable, relative to the best; 0: all"
     )
-    seed: int = option(0, "seed of the sampling")
+    seed: int = option(0, "seed of the sampling", SEED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "max_new_tokens")
-        for name in ("num_drafts", "width", "num_nodes"):
-            if getattr(self, name) is not None:
-                at_least(self, 1, name)
-        within(self, 0, 2**32 - 1, "seed")
+        inside(self, "[1, inf)", "num_drafts", "width", "num_nodes")
         Sampling.create(1, **self.settings)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, float]:
         """The sampling settings, as `Sampling.create` takes them."""
         return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.contract import Arrays
 from specjax.files import (
     find_folder,
     load,
@@ -24,16 +23,21 @@ from specjax.files import (
     save,
 )
 from specjax.models import LanguageModel, LinenModel, Transformer, TransformerConfig
-from specjax.options.fields import as_argument, at_least, matching, option
+from specjax.options.fields import as_argument, matching, option
 from specjax.parallel import TRAINING_RULES, shardings
 from specjax.text import vocabulary_digest
 from specjax.training.families import alike, cut, stretched
-from specjax.training.loop_options import LoopOptions
+from specjax.training.loop import LoopOptions
 from specjax.training.precision import mixed_dot_general
-from specjax.types import ModelOutput
+from specjax.training.trees import Tree
+from specjax.types import ModelOutput, Weights
 
 SIZES = ("hidden_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads")
-_ORIGINAL = ", or as the model that it starts from or is like"
+
+
+def _size(text: str) -> Any:
+    """Returns the option of a size, whose help begins with a text."""
+    return option(None, f"{text}, or as the model that it starts from or is like", "[1, inf)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +49,11 @@ class ModelOptions(LoopOptions):
 
     group = "model"
 
-    hidden_size: int | None = option(None, "size of the hidden states; default: 256" + _ORIGINAL)
-    mlp_size: int | None = option(None, "size of an MLP's hidden layer; default: 688" + _ORIGINAL)
-    num_layers: int | None = option(None, "layers; default: 6" + _ORIGINAL)
-    num_heads: int | None = option(None, "query heads; default: 4" + _ORIGINAL)
-    num_kv_heads: int | None = option(None, "key and value heads; default: 2" + _ORIGINAL)
+    hidden_size: int | None = _size("size of the hidden states; default: 256")
+    mlp_size: int | None = _size("size of an MLP's hidden layer; default: 688")
+    num_layers: int | None = _size("layers; default: 6")
+    num_heads: int | None = _size("query heads; default: 4")
+    num_kv_heads: int | None = _size("key and value heads; default: 2")
     initial: str | None = option(
         None, "folder of a model of any family that training continues; by default random weights"
     )
@@ -70,7 +74,6 @@ class ModelOptions(LoopOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, *(name for name in SIZES if getattr(self, name) is not None))
         chosen = [as_argument(name, value) for name, value in self.sources.items()]
         if len(chosen) > 1:
             raise ValueError(f"{' and '.join(chosen)} exclude each other: leave out all but one")
@@ -219,6 +222,33 @@ def no_wider(options: Student, target: TransformerConfig) -> Student:
     return dataclasses.replace(options, **found)
 
 
+def exit_of(
+    draft: LinenModel, target: LanguageModel, layers: int
+) -> tuple[LinenModel, tuple[str, ...]]:
+    """Returns the first layers of a target as a draft, and the trained names: the final norm's.
+
+    The layers and the output matrix are the target's own arrays, so they take no memory.  The
+    proposer `early-exit` reads only the target's parameters, so it cannot use the trained norm, and
+    the model is saved as an ordinary folder for `--draft`, which has a KV cache of its own.
+
+    Raises:
+      ValueError: the target has no such layers before its last one, or no final norm.
+    """
+    network = target.model.module
+    if layers >= network.config.num_layers:
+        raise ValueError(
+            f"--early-exit is {layers}; the target has {network.config.num_layers} layers: leave "
+            "out at least the last one"
+        )
+    if not network.config.final_norm:
+        raise ValueError(
+            "--early-exit trains the norm before the output matrix, which this target lacks: pass "
+            "--from-layers, which trains the layers"
+        )
+    module = draft.module.clone(transposed=network.transposed)
+    return LinenModel(module), ("norm",)
+
+
 def check_initial(
     start: Start | None,
     words: tokenizers.Tokenizer | None,
@@ -261,7 +291,7 @@ def check_initial(
         )
 
 
-def initial_params(model: LinenModel, options: ModelOptions, mesh: Mesh | None = None) -> Arrays:
+def initial_params(model: LinenModel, options: ModelOptions, mesh: Mesh | None = None) -> Tree:
     """Returns the parameters that the student starts with: a folder's, or random ones.
 
     On a mesh, each device makes or reads its own part.
@@ -279,7 +309,7 @@ def initial_params(model: LinenModel, options: ModelOptions, mesh: Mesh | None =
 
 def read(
     model: LinenModel,
-    params: Arrays,
+    params: Weights,
     inputs: Array,
     end: int | None = None,
     starts: Array | None = None,
@@ -291,7 +321,7 @@ def read(
 
 def read_layers(
     model: LinenModel,
-    params: Arrays,
+    params: Weights,
     inputs: Array,
     end: int | None = None,
     starts: Array | None = None,
@@ -333,7 +363,7 @@ def isolate(starts: Array) -> tuple[Array, Array]:
 def save_student(
     folder: pathlib.Path,
     model: LinenModel,
-    params: Arrays,
+    params: Weights,
     words: tokenizers.Tokenizer,
     eos: tuple[int, ...],
     files: Mapping[str, bytes] | None = None,

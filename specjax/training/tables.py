@@ -11,9 +11,9 @@ import numpy as np
 import safetensors.numpy
 from jax.sharding import Mesh
 
-from specjax.contract import Arrays
 from specjax.models import LanguageModel, LinenModel
 from specjax.parallel import TRAINING_RULES, put, shardings, to_host
+from specjax.training.trees import Tree
 
 FILE = "shared.safetensors"
 _NAMES = ("embedding", "norm", "head")
@@ -30,7 +30,7 @@ def packed(target: LanguageModel) -> bytes:
     return safetensors.numpy.save({name: _bits(to_host(leaf)) for name, leaf in flat.items()})
 
 
-def unpacked(folder: pathlib.Path, model: LinenModel, mesh: Mesh | None) -> Arrays:
+def unpacked(folder: pathlib.Path, model: LinenModel, mesh: Mesh | None) -> Tree:
     """Returns the parameters in a recording's `FILE`, on a mesh as those of the whole target."""
     flat = safetensors.numpy.load_file(folder / FILE)
     params = flax.traverse_util.unflatten_dict(

@@ -13,6 +13,7 @@ from specjax.files import find_folder, load
 from specjax.models import LanguageModel, LinenModel, attend, quantise, quantised_form
 from specjax.options.fields import REQUIRED, Options, option
 from specjax.parallel import TRAINING_RULES
+from specjax.sampling import Sampling
 from specjax.training.precision import mixed_dot_general
 
 _INT8 = "int8"
@@ -50,6 +51,34 @@ class ServedOptions(TargetOptions):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class ServingOptions(Options):
+    """The sampling settings that the target is served with."""
+
+    group = "target"
+
+    temperature: float = option(
+        1.0, "temperature that the target will be served with, for its text and in losses"
+    )
+    top_k: int = option(0, "top-k that the target will be served with; 0: off")
+    top_p: float = option(1.0, "top-p that the target will be served with; 1: off")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Sampling.create(1, **self.settings)
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The settings that the target is served with, as `Sampling.create` takes them."""
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+    @property
+    def serving(self) -> Sampling | None:
+        """These settings, which are constants of a program; None: all are off, and cost nothing."""
+        plain = self.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
+        return None if plain else Sampling.create(1, **self.settings)
+
+
 def dtype_of(dtype: str | None) -> str:
     """Returns the name of the type in which a target is loaded for `--dtype`."""
     return dtype or ("float32" if default_platform() == "cpu" else "bfloat16")
@@ -61,7 +90,7 @@ def load_target(
     """Returns the target of a job, in one of `DTYPES`; None is the default of this machine.
 
     Raises:
-      ValueError, OSError: as `load`.
+      ValueError, OSError: it has no tokenizer; or as `load`.
     """
     loaded = load(
         options.target,
@@ -70,6 +99,10 @@ def load_target(
         rules=TRAINING_RULES,
         lora=options.lora,
     )
+    if loaded.tokenizer is None:
+        raise ValueError(
+            f"--target {options.target} has no tokenizer.json; --data is tokenised with it"
+        )
     return quantise(loaded) if dtype == _INT8 else loaded
 
 

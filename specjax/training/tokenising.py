@@ -48,6 +48,7 @@ from specjax.training.shards import read_if_whole, read_shard, save_shard
 _WORDS, _PARTS = "tokenizer.json", ("train", "held_out")
 _PROGRESS, _FOLDER = "progress.json", "parts"
 _BATCH = 1 << 20
+Settings = dict[str, Any]
 """Characters that are tokenised at a time, into one part."""
 
 
@@ -160,7 +161,7 @@ def prepare_all(
     return words[0], Mixture(parts, weights), Mixture(tests, weights)
 
 
-def _tokenise(source: Source, out: pathlib.Path, settings: dict[str, Any]) -> None:
+def _tokenise(source: Source, out: pathlib.Path, settings: Settings) -> None:
     """Writes the files of `out`, or continues them."""
     split = _begun(out, settings)
     if split is None:
@@ -214,7 +215,7 @@ def _tokenise(source: Source, out: pathlib.Path, settings: dict[str, Any]) -> No
     shutil.rmtree(out / _FOLDER)
 
 
-def _begun(out: pathlib.Path, settings: dict[str, Any]) -> _Split | None:
+def _begun(out: pathlib.Path, settings: Settings) -> _Split | None:
     """Returns the division that an interrupted call made; None if none fits."""
     path = out / _PROGRESS
     if not path.exists():
@@ -281,7 +282,7 @@ def _trained(sources: list[Source], splits: list[_Split], vocab_size: int) -> to
     return train_tokenizer(texts(), vocab_size)
 
 
-def _check(out: pathlib.Path, manifest: pathlib.Path, settings: dict[str, Any]) -> None:
+def _check(out: pathlib.Path, manifest: pathlib.Path, settings: Settings) -> None:
     """Raises ValueError unless `out` was made with these settings, and is unchanged."""
     before, hashes = _read_manifest(manifest)
     if before != settings:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from specjax.training import conversations
-from specjax.training.ordering import Row, Rows, by_turns, shuffled
+from specjax.training.ordering import Rows, by_turns, numbered, shuffled
+from specjax.training.trees import Row
 
 _NEAR = 64
 """Rows that are searched for space."""
@@ -93,6 +94,10 @@ class Written:
             "limit": self.limit[number],
         }
         return row if self.starts is None else {**row, "starts": self.starts[number]}
+
+    def in_order(self) -> Rows:
+        """Returns each row once."""
+        return numbered(self.row, len(self.tokens))
 
     def rows(self, seed: int) -> Rows:
         """Returns the rows in an endless order, reshuffled every epoch.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import within
 from specjax.contract import ArrayTree
 from specjax.decoding import Decoder
 from specjax.measure import Sample, Timed, medians, take_turns
@@ -114,8 +114,8 @@ def step_costs(
       [2, 4]
     """
     proposer = CostAware(drafter.proposer, tuple(widths))
-    if batch < 1 or rounds < 1:
-        raise ValueError(f"batch={shown(batch)} and rounds={shown(rounds)} must be at least 1")
+    for name, value in (("batch", batch), ("rounds", rounds)):
+        within(name, value, 1)
     rows = -(-batch // row_parts(mesh_of(target.params))) * row_parts(mesh_of(target.params))
     room = _PROMPT + (_STEPS + 1) * (proposer.max_depth + 1)
     most = target.model.max_positions + 1

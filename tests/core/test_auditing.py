@@ -105,7 +105,7 @@ def test_the_report_is_text_and_json(tmp_path):
         ({"seed": -1}, "seed=-1"),
         (
             {"temperature": 0.0},
-            "temperature=0.0; it must be a number above 0, since 0 draws nothing",
+            "temperature=0.0; it must be greater than 0, since 0 draws nothing",
         ),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"temperature": [1.0, 2.0]}, "temperature=.*one number, which all rows share"),

@@ -184,4 +184,6 @@ def test_heads_do_not_divide(folder):
 def test_quantised(folder):
     """A quantised folder is refused."""
     folders.edit(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    refused(ValueError, folder, "quantization_config", "unquantised")
+    refused(ValueError, folder, "quantization_config of the method 'gptq'", "unquantised")
+    folders.edit(folder, model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"})
+    refused(ValueError, folder, "quantization_config of the method 'mxfp4'", "unquantised")

@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused():
     drafter = specjax.Drafter(INNER[0], INNER[1], name="heads")
     chain = specjax.Drafter(toys.CASES["draft 3"][0], name="draft")
     for seconds, words in (
-        ({1: 1.0, 9: 0.0}, r"seconds\[9\]=0.0; it must be a number above 0, the time of a step"),
+        ({1: 1.0, 9: 0.0}, r"seconds\[9\]=0.0; it must be greater than 0, the time of a step"),
         ({1: 1.0, 9: float("inf")}, r"seconds\[9\]=inf"),
         ({1: 1.0, 8: 2.0}, r"widths=\(1, 8\); .* the last of which is 9"),
         ({0: 1.0, 9: 2.0}, "from 1"),

@@ -15,7 +15,7 @@ from specjax.training import dataset
 from specjax.training.checkpoints import Checkpoints, _whole, saved_steps
 from specjax.training.corpus import Source
 from specjax.training.jobs import pretrain
-from specjax.training.jobs.distill_options import DistillOptions, annealing
+from specjax.training.jobs.distill import DistillOptions, annealing
 from specjax.training.jobs.generate import Request
 from specjax.training.tokenising import prepare
 

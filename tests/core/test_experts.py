@@ -12,6 +12,7 @@ import pytest
 from specjax import kernels
 from specjax.kernels import available
 from specjax.models.feed_forward.grouped import Stacks, grouped, in_tiles, tile_size
+from specjax.models.products import stacked_product
 
 EXPERTS, COUNT, HIDDEN, INNER = 20, 3, 40, 24
 
@@ -96,6 +97,22 @@ def test_a_tile_reads_each_chosen_expert_of_few_tokens_once():
     assert tile_size(512, 8, 128) == 64
     assert tile_size(10**5, 2, 8) == 128
     assert tile_size(1, 4, 4) == 1
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_few_tokens_read_each_chosen_expert_once(monkeypatch: pytest.MonkeyPatch, tokens: int):
+    """One token, and a tree of eight: three matrices of each expert, and none of another."""
+    read = []
+
+    def counted(x, stack, number):
+        jax.debug.callback(lambda e: read.append(int(e)), number)
+        return stacked_product(x, stack, number)
+
+    monkeypatch.setattr("specjax.models.feed_forward.grouped.stacked_product", counted)
+    x, chosen = drawn(tokens)
+    jax.block_until_ready(jax.jit(functools.partial(in_tiles, inner))(x, chosen, stacks(False)))
+    jax.effects_barrier()
+    assert sorted(read) == sorted(3 * np.unique(chosen).tolist())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -39,7 +39,11 @@ def test_logits_and_features(case):
 
 @pytest.mark.parametrize(
     "case",
-    [case for group in ("dense", "latent", "recurrent") for case in small_families.GROUPS[group]],
+    [
+        case
+        for group in ("dense", "gemma4", "latent", "recurrent")
+        for case in small_families.GROUPS[group]
+    ],
 )
 def test_a_text_in_pieces(case):
     """A text that is read in chunks, and then token by token, has the logits of one pass."""

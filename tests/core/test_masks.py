@@ -318,5 +318,5 @@ def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
         distill.main([*command, "--loss", "accepted-length"])
     defaults = {f.name: f.default for f in dataclasses.fields(distill.DistillOptions)}
     options = distill.DistillOptions(**{**defaults, "target": "", "data": (), "online": True})
-    with pytest.raises(ValueError, match="with --online the draft learns from drafts"):
+    with pytest.raises(ValueError, match="with --online the tokens are written during the step"):
         distill.Distill.show(types.SimpleNamespace(options=options), {})  # pyright: ignore

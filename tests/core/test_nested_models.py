@@ -15,8 +15,11 @@ from specjax.files import read_config
 
 CASES = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text, as E2B",
+    "gemma4_unified": "gemma4_unified_text, as 12B",
     "mistral3": "mistral",
     "mistral3, ministral3": "ministral3, growth",
+    "mistral3, mistral4": "mistral4, growing queries",
     "qwen2_5_vl": "qwen2, yarn",
     "qwen3_vl": "qwen3",
 }
@@ -29,7 +32,11 @@ SPELLINGS = {
     "as early files have them": ("model.", "lm_head.", ""),
 }
 """What stands for `model.` and for `lm_head.`, and before the names of other models."""
-OTHERS = ("visual.patch.weight", "vision_tower.layers.0.weight", "multi_modal_projector.weight")
+OTHERS = (
+    "visual.patch.weight", "vision_tower.layers.0.weight", "multi_modal_projector.weight",
+    "audio_tower.layers.0.weight", "embed_audio.weight", "embed_vision.weight",
+    "vision_embedder.weight",
+)  # fmt: skip
 
 
 def write(folder, kind, spelling, text=None, **outer):

@@ -82,10 +82,10 @@ REFUSED = {
     "top_k": ({"top_k": -1}, "top_k=-1"),
     "prompts": ({"prompts": ""}, "prompt 0 is empty"),
     "length": ({"max_new_tokens": 10**6}, "reads at most"),
-    "drafter": ({"drafter": specjax.NGram()}, "is not a drafter"),
+    "drafter": ({"drafter": specjax.NGram()}, "drafter=<a NGram>; pass what a loader"),
     "adapter": ({"adapter": "one"}, "needs a bank of adapters"),
-    "rule": ({"rule": "faster"}, "rule='faster' is not a rule"),
-    "draft": ({"draft": 5}, "draft is a int"),
+    "rule": ({"rule": "faster"}, "rule='faster', of the type str; pass one of match"),
+    "draft": ({"draft": 5}, "draft=5, of the type int"),
 }
 
 
@@ -214,7 +214,7 @@ def test_a_call_is_a_straight_line(monkeypatch, tmp_path):
 
 def test_a_named_draft_is_loaded_before_the_request_is_prepared():
     """`prepare` takes loaded models only."""
-    with pytest.raises(ValueError, match="draft is a str"):
+    with pytest.raises(ValueError, match=r"draft=.*, of the type str"):
         prepare(language_models.target(), Request(prompts="a", draft="folder"))
     with pytest.raises(ValueError, match="draft='no such folder' cannot be loaded"):
         prepared(language_models.target(), "a", draft="no such folder")

@@ -21,10 +21,9 @@ from properties import law
 
 from specjax.options.command import parse
 from specjax.options.fields import flag
-from specjax.training.jobs.distill_options import DistillOptions
+from specjax.training.jobs.distill import DistillOptions
 from specjax.training.loop import LoopOptions
-from specjax.training.loop_options import SCHEDULES, OptimizerOptions
-from specjax.training.optimizer import make_schedule, phases
+from specjax.training.optimizer import SCHEDULES, OptimizerOptions, make_schedule, phases
 from specjax.training.ordering import batches
 
 fractions = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)

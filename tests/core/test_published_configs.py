@@ -47,6 +47,10 @@ TIED = {
     "gemma2",
     "gemma3",
     "gemma3_text",
+    "gemma4",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_text",
     "gpt2",
     "opt",
     "smollm3",
@@ -167,6 +171,7 @@ def test_any_context_of_a_linear_rope_is_written(most, factor):
     [
         "Qwen/Qwen2-0.5B-Instruct", "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B-Instruct",
         "google/gemma-2b", "google/gemma-2-9b", "google/gemma-3-1b-it", "facebook/opt-350m",
+        "Gemma 4 31B as transformers saves its text model",
         "openai-community/gpt2", "microsoft/Phi-4-mini-instruct", "HuggingFaceTB/SmolLM3-3B",
     ],
 )  # fmt: skip

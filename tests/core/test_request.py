@@ -109,7 +109,7 @@ REFUSED = {
         {"speculative_config": {"method": "ngram"}, "num_drafts": 3},
         "say the same thing: leave one of them out",
     ),
-    "no drafter": ({"drafter": specjax.NGram()}, "drafter=<a NGram> is not a drafter"),
+    "no drafter": ({"drafter": specjax.NGram()}, "drafter=<a NGram>; pass what a loader"),
     "heads by name": ({"proposer": "medusa"}, "comes without its weights"),
 }
 

@@ -24,6 +24,7 @@ SHAPES = {
     "up": (4, 5),
     "experts": (3, 4, 5),  # a tensor per expert
     "stack": (3, 5, 4),  # one tensor for all experts
+    "whole": (3, 4, 5),  # the same, and each matrix is transposed
 }
 
 
@@ -69,13 +70,16 @@ def tensors(config: Config) -> list[Tensor]:
                 "root.wide", (part,), shape=(4, 10), index=(slice(None), slice(5 * n, 5 * n + 5))
             )
         )
+    table.append(Tensor("root.whole", ("whole",), transpose=True))
     for e in range(3):
         table.append(Tensor(f"root.expert.{e}", ("experts",), transpose=True, at=e))
         table.append(Tensor("root.stack", ("stack",), at=e, shape=(3, 5, 4), index=(e,)))
     return table
 
 
-FAMILY = Family("Toy", Config, dataclasses.asdict, tensors, ignored=(".buffer",), prefix="root.")
+FAMILY = Family(
+    "Toy", Config, dataclasses.asdict, tensors, (".buffer",), prefixes={"root.": ("root.", "")}
+)
 MODEL = LinenModel(Net())
 
 
@@ -99,6 +103,7 @@ def by_hand(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         "root.heads_bias": bias,
         "root.wide": np.hstack([p["gate"], p["up"]]),
         "root.stack": p["stack"],
+        "root.whole": np.ascontiguousarray(p["whole"].swapaxes(1, 2)),
         **{f"root.expert.{e}": np.ascontiguousarray(p["experts"][e].T) for e in range(3)},
     }
 
@@ -150,7 +155,7 @@ def test_dtypes_are_aligned_in_a_mixed_file(tmp_path):
     assert content.index(arrays["root.heads_bias"].tobytes()) % 4 == 0
 
 
-@pytest.mark.parametrize("name", ["q", "K", "V_bias", "up", "experts", "stack"])
+@pytest.mark.parametrize("name", ["q", "K", "V_bias", "up", "experts", "stack", "whole"])
 def test_a_device_reads_its_slice(tmp_path, name):
     """For every kind of parameter, each slice equals that slice of the whole."""
     from specjax.files.headers import open_tensors

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import specjax
 from specjax.models import LinenModel, Rope, Router
-from specjax.models.mixers import GatedDelta, Latent
+from specjax.models.mixers import AttentionSizes, GatedDelta, Latent
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
 
@@ -34,6 +34,11 @@ _SIGMOID = {**_LATENT, "router": Router("sigmoid", corrected=True, groups=2, sca
 _LATER = {"norm_order": "sandwich", "norm_offset": 1.0, "embedding_scale": 8**0.5,
           "tied_embeddings": True, "query_scale": 1 / 16, "activation": "gelu_tanh",
           "windows": (16,)}  # fmt: skip
+_PROPORTIONAL = Rope(1e6, "proportional", 0.5)
+_GEMMA4 = {"norm_order": "sandwich", "embedding_scale": 8**0.5, "tied_embeddings": True,
+           "query_scale": 1.0, "qk_norm": "head", "value_norm": True, "activation": "gelu_tanh",
+           "layer_scale": True, "rope": _PROPORTIONAL, "ropes": (_PROPORTIONAL,),
+           "mixers": (AttentionSizes(2, 8, keys_as_values=True),)}  # fmt: skip
 _CHANGES: dict[str, dict[str, object]] = {
     "llama": {"rope": Rope(kind="llama3", factor=8.0)},
     "mistral": {"windows": (16,)},
@@ -47,6 +52,8 @@ _CHANGES: dict[str, dict[str, object]] = {
               "activation": "gelu_tanh"},
     "gemma2": {**_LATER, "attention_softcap": 50.0, "logit_softcap": 30.0},
     "gemma3_text": {**_LATER, "qk_norm": "head", "rope": Rope(1e6), "ropes": (Rope(),)},
+    "gemma4_text": {**_GEMMA4, "per_layer_size": 4},
+    "gemma4_unified_text": _GEMMA4,
     "phi3": {"rope": Rope(kind="longrope", factors=(1.0, 1.0), original_max_positions=64)},
     "opt": {**_LEARNED, "position_offset": 2, "activation": "relu"},
     "gpt2": {**_LEARNED, "activation": "gelu_tanh"},
@@ -78,6 +85,16 @@ _CHANGES: dict[str, dict[str, object]] = {
     "mistral4": {
         **_LATENT, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)
     },
+    "qwen2_moe": {**_EXPERTS, "qkv_bias": True, "shared_size": 6, "shared_gate": True},
+    "glm4_moe": {**_EXPERTS, "rope": Rope(fraction=0.5), "shared_size": 12,
+                 "router": Router("sigmoid", corrected=True, scale=1.5)},
+    "minimax_m2": {**_EXPERTS, "qk_norm": "whole", "rope": Rope(5e6, fraction=0.5),
+                   "router": Router("sigmoid", corrected=True)},
+    "gpt_oss": {**_EXPERTS, "qkv_bias": True, "out_bias": True, "sinks": True, "windows": (16,),
+                "expert_bias": True, "normalise_experts": False, "gate_limit": 7.0,
+                "router": Router(of_chosen=True, bias=True)},
+    "ernie4_5_moe": {**_EXPERTS, "interleaved": True, "rope": Rope(5e5), "tied_embeddings": True,
+                     "router": Router(corrected=True), "shared_size": 24},
 }  # fmt: skip
 
 

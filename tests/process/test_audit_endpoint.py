@@ -199,7 +199,7 @@ def test_a_refused_connection_and_a_slow_server_are_named():
         (lambda: Plan(["a"], samples=0), "samples=0"),
         (
             lambda: Plan(["a"], temperature=0.0),
-            "temperature=0.0; it must be a number above 0, since 0 draws nothing",
+            "temperature=0.0; it must be greater than 0, since 0 draws nothing",
         ),
         (lambda: Plan(["a"], top_p=1.5), "top_p=1.5"),
         (lambda: Plan(["a"], significance=1.0), "significance=1.0"),

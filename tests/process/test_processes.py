@@ -18,7 +18,7 @@ import pytest
 import specjax
 from specjax.parallel import processes
 from specjax.training.jobs import distill, drafter, medusa, pretrain
-from specjax.training.mesh import mesh_of_run
+from specjax.training.loop import mesh_of_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOLERANCE = 1e-4
@@ -256,7 +256,7 @@ def test_what_cannot_be(options, message, tmp_path, capsys, monkeypatch):
 
 def test_a_batch_that_does_not_divide(monkeypatch):
     """The error says which batch sizes would divide."""
-    monkeypatch.setattr("specjax.training.mesh.row_parts", lambda mesh: 4)
+    monkeypatch.setattr("specjax.training.loop.row_parts", lambda mesh: 4)
     with pytest.raises(
         ValueError, match=r"3 sequences at a time, which 4 devices .* take a batch of 8, or"
     ):

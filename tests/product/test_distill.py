@@ -47,7 +47,7 @@ def job(eos=(), **changes):
     options = DistillOptions(**{**SMALL, "sampled_fraction": 1.0, **changes})
     written = Written(TOKENS, DRAWN.astype(np.float32), np.full(8, LENGTH, np.int32))
     target = LanguageModel(toys.model(), toys.weights(), None, eos, "toy")
-    return Distill(options, toys.model(num_layers=1), target, None, written, written, None, {})
+    return Distill(options, target, Material(None, written, written, {}), toys.model(num_layers=1))
 
 
 def probabilities(net=None, arrays=None, heat=1.0):
@@ -176,7 +176,7 @@ def test_where_sequences_come_from(tmp_path):
     speculation all are windows of text; only the step decides."""
     np.arange(4000, dtype=np.uint16).tofile(tmp_path / "ids")
     text, made = Tokens(tmp_path / "ids"), job(sampled_fraction=0.5, draft_fraction=0.25)
-    made = dataclasses.replace(made, text=text)
+    made = dataclasses.replace(made, material=dataclasses.replace(made.material, text=text))
 
     def counts(made, step):
         batch = made.batch(step)
@@ -190,17 +190,19 @@ def test_where_sequences_come_from(tmp_path):
     found = np.array([counts(whole, step) for step in range(40)])
     assert (found.max(1) == 4).all() and found.sum(0).tolist() == [40, 80, 40]
     online = job(online=True, sampled_fraction=0.5, draft_fraction=0.25)
-    assert counts(dataclasses.replace(online, text=text), 3) == [4, 0, 0]
+    assert counts(dataclasses.replace(online, material=made.material), 3) == [4, 0, 0]
 
 
 def test_packed_answers_beside_text(tmp_path):
     """Rows of text then have an array of starts, too, in which none begins."""
     np.arange(4000, dtype=np.uint16).tofile(tmp_path / "ids")
     made = job(sampled_fraction=0.5)
-    assert made.written is not None
-    made = dataclasses.replace(
-        made, text=Tokens(tmp_path / "ids"), written=made.written.packed()
-    )  # fmt: skip
+    written = made.material.written
+    assert written is not None
+    data = dataclasses.replace(
+        made.material, text=Tokens(tmp_path / "ids"), written=written.packed()
+    )
+    made = dataclasses.replace(made, material=data)
     batch = made.batch(0)
     answers = batch["drawn"].any(1)
     assert batch["starts"].any(1).tolist() == answers.tolist() and answers.sum() == 2
@@ -213,7 +215,9 @@ def test_the_share_of_the_target_is_inferred(capsys):
     def share(text, data, **changes):
         options = DistillOptions(**{**SMALL, **changes})
         material = Material(text, data, written, {})
-        return share_of_target(options.sampled_fraction, options.share_beside_text, material)
+        return share_of_target(
+            options.sampled_fraction, options.share_beside_text(data is not None), material
+        )
 
     text = Tokens(pathlib.Path("none"))
     assert share(None, written) == 1
@@ -291,7 +295,7 @@ def test_a_draft_ends_texts_as_its_target_does(tmp_path):
     whole = np.full(len(TOKENS), DRAWN.shape[1], np.int32)
     written = Written(TOKENS, DRAWN.astype(np.float32), whole)
     options = DistillOptions(**{**SMALL, "target": str(folder)})
-    made = Distill(options, draft, target, None, written, written, None, {})
+    made = Distill(options, target, Material(None, written, written, {}), draft)
     made.export(made.init(), tmp_path / "draft")
     loaded = load(tmp_path / "draft")
     assert loaded.eos == target.eos == (0, 7)

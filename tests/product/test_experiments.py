@@ -7,7 +7,7 @@ def test_the_house_is_counted(capsys, monkeypatch):
     """Each figure is a line; a call that is followed runs through the files that it needs."""
     house.main(["--calls"])
     text = capsys.readouterr().out
-    assert "lines without training and options" in text
+    assert "lines without training, options and cli" in text
     for file in ("specjax/decoding/decoder.py", "specjax/rules/match.py"):
         assert f"  {file}\n" in text
 

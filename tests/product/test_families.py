@@ -5,7 +5,9 @@ import dataclasses
 import json
 
 import dense_families
+import expert_families
 import folders
+import gemma4_families
 import jax
 import jax.numpy as jnp
 import latent_families
@@ -131,8 +133,10 @@ CONFIGS = {
     },
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
     **dense_families.cases(SIZES, original=160),
+    **gemma4_families.cases(SIZES),
     **recurrent_families.cases(SIZES),
     **latent_families.cases(SIZES, original=160),
+    **expert_families.cases(SIZES, original=160),
 }  # fmt: skip
 CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
 
@@ -147,11 +151,14 @@ def make(family, case, gain=1.0, **changes):
     config = transformers_folders.configured(family, **{**CONFIGS[family][case], **changes})
     auto = transformers_folders.auto(family)
     model = auto.from_config(config, attn_implementation="eager").eval()
-    middle = 0.0 if family.startswith("gemma") else 1.0
+    middle = 0.0 if family in ("gemma", "gemma2", "gemma3_text") else 1.0
+    buffers = [(name, leaf) for name, leaf in model.named_buffers() if "layer_scalar" in name]
     with torch.no_grad():
-        for name, leaf in model.named_parameters():
+        for name, leaf in [*model.named_parameters(), *buffers]:
             if leaf.ndim == 1:
                 leaf.normal_(0.0 if name.endswith("bias") else middle, 0.3)
+                if family.startswith("gemma4") and "q_norm" in name:
+                    leaf.mul_(0.3)  # scores are not divided by the size of a head
             elif ".layers." in name or ".h." in name:
                 leaf.mul_(gain)
             elif family.startswith("gemma") and gain > 1:
@@ -185,10 +192,15 @@ def test_parity(family, case):
     np.testing.assert_array_equal(theirs(reloaded, tokens), theirs(model, tokens))
 
 
+WITHOUT_EXPERTS = {name: {"first_k_dense_replace": 2} for name in ("deepseek_v3", "mistral4")}
+"""In so small a model of these families bfloat16 changes which experts are the best of a token, in
+transformers too: their logits differ by 5 and 7 % then, and by 1 % without experts."""
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_bfloat16(family):
     """In bfloat16 the mean difference of the logits of 100 tokens is below 5 % of their spread."""
-    model, folder = make(family, next(iter(CONFIGS[family])))
+    model, folder = make(family, next(iter(CONFIGS[family])), **WITHOUT_EXPERTS.get(family, {}))
     tokens = folders.random_tokens(100, vocab_size=96)
     wanted, actual = (
         theirs(model, tokens),
@@ -239,6 +251,9 @@ def test_text(family):
         ("smollm3", "windows"),
         ("mixtral", "two of four"),
         ("opt", "norms before"),
+        ("ministral3", "growth"),
+        ("cohere2", "tied"),
+        ("stablelm", "parallel, norms of heads"),
         ("mistral4", "growing queries"),
     ],
 )
@@ -295,7 +310,7 @@ def test_tree(family, case):
         ("deepseek_v3", {"mlp_bias": True}, "mlp_bias=True"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
         ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
-        ("deepseek_v3", {"n_group": 4}, "6 experts cannot be cut into 4 groups"),
+        ("deepseek_v3", {"n_group": 3}, "8 experts cannot be cut into 3 groups"),
         (
             "kimi_k2",
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}},
@@ -348,7 +363,8 @@ def test_refused_switch(family, change, message):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_what_holds_where_a_file_is_silent(family, tmp_path):
     """Each field but the sizes is left out in turn; the default must be that of transformers."""
-    sizes = {"max_position_embeddings", "num_key_value_heads"}
+    sizes = {"max_position_embeddings", "num_key_value_heads", "n_group"}
+    sizes |= {"qk_nope_head_dim", "qk_rope_head_dim", "num_experts_per_tok"}
     config = transformers_folders.configured(family, **next(iter(CONFIGS[family].values())))
     config.save_pretrained(tmp_path)
     whole, compared = json.loads((tmp_path / "config.json").read_text()), 0

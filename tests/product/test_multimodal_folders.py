@@ -1,6 +1,7 @@
 """The text models of multimodal folders that transformers writes: equal logits, and saved copies
 that transformers reads as text models."""
 
+import latent_families
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,7 @@ TWO_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+TURNS = ["sliding_attention", "full_attention"] * 2
 SIGLIP = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
     "image_size": 28, "patch_size": 14,
@@ -45,9 +47,44 @@ CONFIGS = {
         SIGLIP,
         {},
     ),
+    "gemma4": (
+        {
+            **HEADS, "global_head_dim": 32, "sliding_window": 33, "layer_types": TURNS,
+            "num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": 96,
+        },
+        {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+            "position_embedding_size": 16,
+        },
+        {
+            "audio_config": {
+                "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "subsampling_conv_channels": [8, 8], "output_proj_dims": 16,
+            }
+        },
+    ),
+    "gemma4_unified": (
+        {
+            **HEADS, "global_head_dim": 32, "sliding_window": 33, "layer_types": TURNS[:2],
+            "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+            "tie_word_embeddings": False,
+        },
+        {"mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
+        {"audio_config": {"audio_embed_dim": 16}},
+    ),
     "mistral3": ({**HEADS, "model_type": "mistral", "sliding_window": None}, PIXTRAL, {}),
     "mistral3, ministral3, untied": (
         {**HEADS, "model_type": "ministral3", "rope_parameters": YARN},
+        PIXTRAL,
+        {"tie_word_embeddings": False},
+    ),
+    "mistral3, mistral4": (
+        {
+            **latent_families.cases(TEXT, original=160)["mistral4"]["growing queries"],
+            "model_type": "mistral4",
+        },
         PIXTRAL,
         {"tie_word_embeddings": False},
     ),
@@ -98,7 +135,8 @@ def test_parity(case, published):
     ).eval()
     middle = 0.0 if case in ("gemma3", "qwen3_5") else 1.0
     with torch.no_grad():
-        for name, leaf in model.named_parameters():
+        scalars = [(name, leaf) for name, leaf in model.named_buffers() if "layer_scalar" in name]
+        for name, leaf in [*model.named_parameters(), *scalars]:
             one = leaf.ndim == 1 and not name.endswith("bias")
             leaf.normal_(middle if one else 0.0, 0.3 if leaf.ndim == 1 else 0.15)
     name = f"nested-{case}-{published}".replace(" ", "").replace(",", "-")
@@ -110,7 +148,6 @@ def test_parity(case, published):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-5 * np.abs(wanted).max())
     copy = folder.with_name(folder.name + "-copy")
     specjax.save(loaded, copy)
-    again = transformers.AutoModelForCausalLM.from_pretrained(
-        copy, attn_implementation="eager"
-    ).eval()
+    auto = transformers_folders.auto(text.get("model_type", ""))
+    again = auto.from_pretrained(copy, attn_implementation="eager").eval()
     np.testing.assert_array_equal(theirs(again, tokens), wanted)

@@ -165,8 +165,8 @@ def job(**changes):
     tokens = np.random.default_rng(0).integers(1, 512, (2, 25), dtype=np.int32)
     drawn = np.tile((np.arange(24) >= 10).astype(np.float32), (2, 1))
     written = Written(tokens, drawn, np.full(2, 24, np.int32))
-    made = medusa.TrainMedusa(options, target, medusa.first_adapter(options, target),
-                              Material(None, written, written, {}))  # fmt: skip
+    material = Material(None, written, written, {})
+    made = medusa.TrainMedusa(options, target, material, medusa.first_adapter(options, target))
     return made, made.init(), made.batch(0)
 
 
@@ -263,7 +263,7 @@ def test_other_data_for_heads(text, tmp_path):
         (["--self-distil"], "pass --lora-rank, too"),
         (["--eval-prompts", "2", "--eval-tokens", "41"], "are more than --sequence-length 48"),
         (["--num-heads", "0"], "--num-heads is 0; it must be at least 1"),
-        (["--tree-nodes", "1"], "--tree-nodes is 1; it counts the root too"),
+        (["--tree-nodes", "1"], "--tree-nodes is 1; it must be at least 2: it counts the root too"),
         (["--sequence-length", "9"], "--sequence-length is 9"),
     ],
 )

@@ -94,9 +94,7 @@ def test_a_drafter_learns_without_its_target(kind, tmp_path, monkeypatch):
         sequence_length=32, batch_size=4, num_layers=1, mlp_size=32, markov_rank=8,
     ))  # fmt: skip
     target = specjax.load(trained.target(), "float32")
-    beside = drafter.TrainDrafter(
-        job.options, target, job.learner, job.material, None, job.known
-    )  # fmt: skip
+    beside = drafter.TrainDrafter(job.options, target, job.material, job.learner, job.known)
     batch, params = job.batch(2), job.init()
     assert "layers_0" not in job.frozen and len(job.frozen) <= 3
     plain = {name: batch[name] for name in ("tokens", "drawn", "number")}
@@ -135,14 +133,14 @@ def test_heads_learn_without_their_target(tmp_path, monkeypatch):
         batch_size=4, written_prompt=8,
     ))  # fmt: skip
     target = specjax.load(trained.target(), "float32")
-    beside = medusa.TrainMedusa(job.options, target, job.adapter, job.material)
+    beside = medusa.TrainMedusa(job.options, target, job.material, job.adapter)
     batch, params = job.batch(1), job.init()
     ours, theirs = (
         jax.jit(each.loss)(params, each.frozen, batch)[0] for each in (job, beside)
     )  # fmt: skip
     assert float(ours) == pytest.approx(float(theirs), rel=2e-3)
     drawn, ranks = job.held_out(0, params, job.frozen)
-    tokens = job.teacher.held_out(0, 4)["tokens"]
+    tokens = job.material.test(32, 4)[0]["tokens"]
     wanted = beside._ranks(params, target.params, tokens[:, :-1])
     assert ranks.shape == wanted.shape and not drawn.any()
     assert (np.abs(ranks - wanted) <= 2).mean() > 0.8  # of 300 that are nearly as likely

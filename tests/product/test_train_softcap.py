@@ -20,7 +20,7 @@ def test_heads_of_a_target_with_a_softcap():
     model = LinenModel(Transformer(config), made.target.model.dtype)
     target = dataclasses.replace(made.target, model=model)
     heads = medusa.first_adapter(made.options, target)
-    capped = medusa.TrainMedusa(made.options, target, heads, made.material)
+    capped = medusa.TrainMedusa(made.options, target, made.material, heads)
     found = jax.jit(capped.loss)(params, made.frozen, batch)[1]
     names = [name for name in found if name.startswith("loss_")]
     assert {"loss_head_0", "loss_head_1", "loss_target"} == set(names)

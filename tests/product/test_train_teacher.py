@@ -152,9 +152,7 @@ def test_the_loss_is_that_of_the_target(tmp_path, loss):
         assert job.frozen == {} and job.target.params == {}
         batch, params = job.batch(3), job.init()
         target = load(trained.target())
-        beside = Distill(
-            job.options, job.draft, target, None, job.held_out, None, None, {}
-        )  # fmt: skip
+        beside = Distill(job.options, target, job.material, job.draft)
         others = {"own": np.zeros(4, bool)}
         loss_of = (jax.jit(jax.value_and_grad(j.loss, has_aux=True)) for j in (job, beside))
         (value, _), grads = next(loss_of)(params, {}, batch)
@@ -173,7 +171,7 @@ def test_the_bounds_of_the_evaluation(tmp_path):
     job = distill.make_job(options)
     params, target = job.init(), load(trained.target())
     report = job.evaluate(params)
-    held = job.teacher.held_out(0, 8)
+    held = job.material.test(32, 8)[0]
     positions = jnp.broadcast_to(jnp.arange(32), (8, 32))
     p, q = (
         jax.nn.log_softmax(model.apply(arrays, held["tokens"][:, :-1], positions).logits)

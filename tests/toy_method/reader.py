@@ -5,8 +5,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from specjax.methods import Description, Drafter, Format, PublishedDrafter, sizes_of
-from specjax.methods.published import Table, read_placed
+from specjax.methods import Description, Drafter, Format, sizes_of
+from specjax.methods.published import Table, is_over, read_drafter
 from specjax.models import LanguageModel, Tensor
 from specjax.proposers import ChoiceTree
 from toy_method.source import MapSource
@@ -21,22 +21,14 @@ def _read(
     size, vocab, _ = sizes_of(target, folder.name)
     source = MapSource(target.model.module.config, vocab, depth)
     table = Table([_ROW], {("map",): (depth, size, size)}, tensors, None)
-    return PublishedDrafter(
-        proposer=ChoiceTree(source),
-        params=read_placed(folder, source, table, target, rules),
-        name=folder.name,
-        source=source,
-        shares=("embedding", "head"),
-        sizes=sizes_of(target, folder.name),
-    )
+    shares = ("embedding", "head")
+    return read_drafter(folder, ChoiceTree(source), source, table, target, rules, shares)
 
 
 def _describe(config: Any, tensors: Any, target: LanguageModel | None) -> Description:
     return Description("map", "the tests", (), config["num_drafts"], ("embedding", "head"))
 
 
-def _makes(drafter: Drafter) -> bool:
-    return isinstance(drafter, PublishedDrafter) and isinstance(drafter.source, MapSource)
-
-
-MAP = Format(lambda config, tensors: set(tensors) == {_ROW.name}, _read, _describe, _makes, {})
+MAP = Format(
+    lambda config, tensors: set(tensors) == {_ROW.name}, _read, _describe, is_over(MapSource), {}
+)

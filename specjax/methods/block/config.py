@@ -86,13 +86,8 @@ def read_config(
 ) -> BlockDraftConfig:
     """Returns the sizes and switches of a block draft.
 
-    Args:
-      folder: for messages.
-      fields: of its configuration.
-      tensors: of the folder, which decide where the configuration contradicts them.
-      num_taps: as `read_taps` counts them.
-      first_slot: unless the configuration says otherwise.
-      target_size: the hidden size of the target.
+    The tensors decide where the configuration contradicts them.  `num_taps` counts the layers as
+    `read_taps` does, and `target_size` is the hidden size of the target.
     """
     check({name: fields.get(name) for name in _REFUSED}, _REFUSED)
     layers = read_layer_config(folder, fields, tensors)

@@ -24,10 +24,6 @@ from specjax.parallel import Rules
 _SELECTOR = "candidate_selector"
 
 
-def _matches(config: Config, tensors: Tensors) -> bool:
-    return is_block_draft(tensors)
-
-
 def _read(
     folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
 ) -> Drafter:
@@ -96,4 +92,10 @@ _LAYOUTS = {
     "z-lab": nested_layout(METHOD, lambda source: _label(source)[1], _nested_fields, plain=False),
     "speculators": speculators_layout(METHOD, _label, _fields),
 }
-DFLASH = Format(_matches, _read, _describe, makes(type(None), CandidateSelector), _LAYOUTS)
+DFLASH = Format(
+    lambda config, tensors: is_block_draft(tensors),
+    _read,
+    _describe,
+    makes(type(None), CandidateSelector),
+    _LAYOUTS,
+)

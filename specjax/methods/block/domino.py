@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+import functools
 
 from specjax.methods.block.config import Fields
 from specjax.methods.block.correction import Correction
@@ -17,10 +17,8 @@ from specjax.methods.block.reader import (
 )
 from specjax.methods.block.source import BlockDraftSource
 from specjax.methods.block.writer import makes, nested_layout
-from specjax.methods.drafter import Drafter
-from specjax.methods.published import Description, Format, Tensors
-from specjax.models import Config, LanguageModel, Tensor
-from specjax.parallel import Rules
+from specjax.methods.published import Format, Tensors
+from specjax.models import Config, Tensor
 
 _TENSORS = {
     "prefix_gru.weight_ih_l0": "input",
@@ -32,16 +30,6 @@ _TENSORS = {
 
 def _matches(config: Config, tensors: Tensors) -> bool:
     return is_block_draft(tensors) and not renamed(tensors).keys().isdisjoint(_TENSORS)
-
-
-def _first_slot(config: Config) -> int:
-    return 0 if Fields(config).flag("shift_label", False) else 1
-
-
-def _read(
-    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
-) -> Drafter:
-    return read_block_draft(folder, config, tensors, target, rules, METHOD)
 
 
 def _gru(
@@ -61,10 +49,6 @@ def _rows(correction: Correction) -> list[Tensor]:
     return [Tensor(name, ("correction", part), transpose=True) for name, part in _TENSORS.items()]
 
 
-def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
-    return describe_block_draft(config, tensors, target, "Domino", METHOD)
-
-
 def _fields(source: BlockDraftSource) -> Config:
     gru = source.correction
     assert isinstance(gru, PrefixGRU)  # `Format.makes`
@@ -77,8 +61,19 @@ def _fields(source: BlockDraftSource) -> Config:
     }
 
 
-METHOD = Method("domino", _first_slot, _gru, _rows)
+METHOD = Method(
+    "domino",
+    lambda config: 0 if Fields(config).flag("shift_label", False) else 1,
+    _gru,
+    _rows,
+)
 _LAYOUTS = {
     "specforge": nested_layout(METHOD, lambda source: "DominoDraftModel", _fields, plain=True)
 }
-DOMINO = Format(_matches, _read, _describe, makes(PrefixGRU), _LAYOUTS)
+DOMINO = Format(
+    _matches,
+    functools.partial(read_block_draft, method=METHOD),
+    functools.partial(describe_block_draft, name="Domino", method=METHOD),
+    makes(PrefixGRU),
+    _LAYOUTS,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
+import functools
 from collections.abc import Iterable
 
 from specjax.methods.block.config import Fields
@@ -20,10 +20,8 @@ from specjax.methods.block.reader import (
 )
 from specjax.methods.block.source import BlockDraftSource
 from specjax.methods.block.writer import flat_layout, makes, nested_layout, speculators_layout
-from specjax.methods.drafter import Drafter
 from specjax.methods.published import Description, Format, Tensors, dense_rows
 from specjax.models import Config, LanguageModel, Tensor
-from specjax.parallel import Rules
 
 _MARKOV, _CONFIDENCE = "markov_head", "confidence_head.proj"
 _CLASS = "DSparkDraftModel"
@@ -38,12 +36,6 @@ def _matches(config: Config, tensors: Tensors) -> bool:
 def _has(names: Iterable[str], head: str) -> bool:
     """Returns whether there is a tensor of a head."""
     return any(name.startswith(f"{head}.") for name in names)
-
-
-def _read(
-    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
-) -> Drafter:
-    return read_block_draft(folder, config, tensors, target, rules, METHOD)
 
 
 def _markov(
@@ -129,4 +121,10 @@ _LAYOUTS = {
     "specforge": nested_layout(METHOD, lambda source: _CLASS, _nested_fields, plain=True),
     "speculators": speculators_layout(METHOD, lambda source: (METHOD.name, _CLASS), _fields),
 }
-DSPARK = Format(_matches, _read, _describe, makes(MarkovHead), _LAYOUTS)
+DSPARK = Format(
+    _matches,
+    functools.partial(read_block_draft, method=METHOD),
+    _describe,
+    makes(MarkovHead),
+    _LAYOUTS,
+)

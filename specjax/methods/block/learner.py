@@ -139,20 +139,6 @@ def _first(path: tuple[str, ...], shape: tuple[int, ...], key: Array) -> Array:
     return 0.02 * jax.random.normal(key, shape)
 
 
-def plan_dflash(
-    options: Sizes, target: TransformerConfig, taps: tuple[int, ...], mask_token: int
-) -> Learner:
-    """Plans the learner of a new DFlash drafter; see `specjax.training.drafters.plan`."""
-    return _plan(options, target, taps, mask_token, corrects=False)
-
-
-def plan_dspark(
-    options: Sizes, target: TransformerConfig, taps: tuple[int, ...], mask_token: int
-) -> Learner:
-    """Plans the learner of a new DSpark drafter; see `specjax.training.drafters.plan`."""
-    return _plan(options, target, taps, mask_token, corrects=True)
-
-
 def _plan(
     options: Sizes,
     target: TransformerConfig,
@@ -191,3 +177,10 @@ def _plan(
         own_head=owns_head(options, False),
         softcap=target.logit_softcap,
     )
+
+
+plan_dflash = functools.partial(_plan, corrects=False)
+"""Plans the learner of a new DFlash drafter; see `specjax.training.drafters.plan`."""
+
+plan_dspark = functools.partial(_plan, corrects=True)
+"""Plans the learner of a new DSpark drafter; see `specjax.training.drafters.plan`."""

@@ -40,7 +40,7 @@ from specjax.models import (
 from specjax.parallel import Specs
 from specjax.types import Weights
 
-_Rotations = tuple[Array, Array]
+_Rotations = tuple[Array, ...]
 _Cache = TypeVar("_Cache", KVCache, BranchCache)
 
 

@@ -41,7 +41,7 @@ from specjax.methods.published import (
     folder_of,
     layer_prefixes,
     layer_rows,
-    read_placed,
+    read_drafter,
     read_vocabulary,
     reads_pairs,
     repeats,
@@ -131,16 +131,8 @@ def read_block_draft(
             f"{method.name}: the tensors count",
             stacklevel=5,
         )
-    params = read_placed(folder, plan.source, plan.table, target, rules)
-    return PublishedDrafter(
-        proposer=ChoiceTree(plan.source),
-        params=params,
-        name=folder.name,
-        source=plan.source,
-        shares=plan.shares,
-        sizes=sizes_of(target, folder.name),
-        rules=rules,
-    )
+    proposer = ChoiceTree(plan.source)
+    return read_drafter(folder, proposer, plan.source, plan.table, target, rules, plan.shares)
 
 
 def plan_block_draft(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from specjax._internal.checks import settle
 from specjax.contract import Proposer
 from specjax.methods.drafter import Drafter
 from specjax.models import LanguageModel
@@ -21,17 +22,20 @@ class DatastoreDrafter(Drafter):
     def check(self, target: LanguageModel) -> None:
         """Raises ValueError if the target has another tokenizer or vocabulary."""
         words = None if target.tokenizer is None else vocabulary_digest(target.tokenizer)
-        if self.vocabulary is not None and words != self.vocabulary:
-            raise ValueError(
-                f"the datastore {self.name} was built with another tokenizer than that of "
-                f"{target.name}: build it again with --tokenizer set to the folder of this target"
-            )
         assert isinstance(self.proposer, Shape)
-        if (size := target.model.vocab_size) != self.proposer.source.vocab_size:
-            raise ValueError(
-                f"the drafter of {self.name} was made for {self.proposer.source.vocab_size} "
-                f"tokens, and {target.name} has {size}: call Datastore.drafter with this target"
-            )
+        size, own = target.model.vocab_size, self.proposer.source.vocab_size
+        settle(
+            (
+                self.vocabulary is not None and words != self.vocabulary,
+                f"the datastore {self.name} was built with another tokenizer than that of "
+                f"{target.name}: build it again with --tokenizer set to the folder of this target",
+            ),
+            (
+                size != own,
+                f"the drafter of {self.name} was made for {own} tokens, and {target.name} has "
+                f"{size}: call Datastore.drafter with this target",
+            ),
+        )
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> DatastoreDrafter:
         assert isinstance(self.proposer, Shape)

@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from specjax._internal.checks import items, number, shown
+from specjax._internal.checks import items, number, reworded, shown
 from specjax.methods.datastore.lookup import DEPTH
 from specjax.methods.datastore.sorting import SEPARATORS, bytes_to_build, token_dtype
 from specjax.parallel import devices_of, require
@@ -165,10 +165,8 @@ def _token_file(path: pathlib.Path, vocab_size: int) -> np.ndarray:
         if path.stat().st_size % dtype.itemsize:
             raise ValueError(f"{path} is not a file of {dtype.name} token ids: write it again")
         return np.fromfile(path, dtype)
-    try:
+    with reworded(f"{path} is not an array of token ids (", "): write it again"):
         ids = np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise ValueError(f"{path} is not an array of token ids ({error}): write it again") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(
             f"{path} is {ids.dtype}{list(ids.shape)}; a file of tokens has one row of whole numbers"

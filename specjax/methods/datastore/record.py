@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from specjax._internal.checks import items, shown, typed, whole
+from specjax._internal.checks import listed, typed, whole
 from specjax.methods.datastore.drafter import DatastoreDrafter
 from specjax.methods.datastore.inputs import Entry, check_fits, predict_size, read_tokens
 from specjax.methods.datastore.lookup import DEPTH, DatastoreParams
@@ -81,9 +81,7 @@ class Datastore:
             vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         if vocab_size is None:
             raise ValueError("lists of token ids need tokenizer= or vocab_size=: pass one of them")
-        listed = items(texts)
-        if listed is None:
-            raise ValueError(f"texts={shown(texts)}; pass a list of texts, token lists or paths")
+        listed("texts", texts, "a list of texts, token lists or paths")
         if capacity is not None:
             wanted = f"a whole number, at least 1 and at most {_MOST}"
             capacity = whole("capacity", capacity, 1, _MOST, wanted)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax._internal.checks import counts, number, shown
+from specjax._internal.checks import counts, real
 from specjax.contract import Context, Loaded, Lookahead, Source
 from specjax.methods.datastore.lookup import DEPTH, NONE, DatastoreParams, look_up
 from specjax.proposers import OwnText
@@ -54,12 +54,8 @@ class DatastoreSource(Source[DatastoreParams, OwnText, Reading]):
 
     def __post_init__(self) -> None:
         counts(vocab_size=self.vocab_size)
-        share = number(self.min_share)
-        if share is None or not 0 <= share < 1:
-            raise ValueError(
-                f"min_share={shown(self.min_share)}; it is a probability in [0, 1), and 0 always "
-                "drafts"
-            )
+        note = ", a probability, and 0 always drafts"
+        share = real("min_share", self.min_share, "[0, 1)", note)
         self.declare(may_abstain=share > 0)
 
     def bind(self, target: Loaded, draft: Loaded | None) -> DatastoreParams:

@@ -6,7 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.methods.draft_model.drafter import make_drafter, with_draft
-    from specjax.methods.draft_model.source import DraftModel, DraftSource, DraftTree
+    from specjax.methods.draft_model.source import DraftModel, DraftSource, DraftTree, read_staged
     from specjax.methods.draft_model.translated import (
         TranslatedParams,
         TranslatedSource,
@@ -25,5 +25,6 @@ __all__ = [
     "Universal",
     "UniversalParams",
     "make_drafter",
+    "read_staged",
     "with_draft",
 ]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from specjax._internal.checks import chosen, typed
+from specjax._internal.checks import chosen, reworded, typed
 from specjax.contract import ArrayTree, Proposer, Source
 from specjax.methods.draft_model.source import DraftSource
 from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
@@ -174,12 +174,9 @@ def _tables(target: _Words, draft: _Words) -> Translation | None:
     if vocabulary_digest(ours) == vocabulary_digest(theirs):
         return None
     ends = [(end, draft.eos[0]) for end in target.eos if draft.eos]
-    try:
+    others = f"the draft {draft} uses other tokens than the target {target}"
+    with reworded(f"{others}: ", f"; {_CURE}"):
         tables = translate(ours, theirs, target.size, draft.size, ends)
-    except ValueError as error:
-        raise ValueError(
-            f"the draft {draft} uses other tokens than the target {target}: {error}; {_CURE}"
-        ) from None
     shared, least = tables.num_shared, math.ceil(_LEAST_SHARED * ours.get_vocab_size())
     if shared < least:
         raise ValueError(

@@ -14,7 +14,18 @@ from jax import Array
 from specjax._internal.control_flow import apply_if
 from specjax._internal.prefix_sums import leading
 from specjax.caches import empty_cache, read_prompt
-from specjax.contract import ArrayTree, Cache, Context, Loaded, Lookahead, Model, Source
+from specjax.contract import (
+    ArrayTree,
+    Cache,
+    CacheT,
+    Context,
+    Loaded,
+    Lookahead,
+    Model,
+    ParamsT,
+    Source,
+)
+from specjax.models import on_target
 from specjax.proposers import AT_ONCE, Chain, StaticTree, remember, then_pending
 from specjax.types import ABSENT, Block, Proposal
 
@@ -175,17 +186,28 @@ class DraftSource(Source[ArrayTree, DraftState, Cache]):
         depth: Array | None = None,
         mask: Array | None = None,
     ) -> tuple[Cache, Array]:
-        """Stages `tokens` [B, T]; returns the cache, and logits [B, M, V] after `at` [B, M]."""
         tokens = jnp.minimum(tokens, self.model.vocab_size - 1)
-        positions = cache.length[:, None] + (
-            jnp.arange(tokens.shape[1]) if depth is None else depth
-        )
-        out = self.model.apply(params, tokens, positions, cache, mask)
-        logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
-        extra = self.vocab_size - logits.shape[-1]
-        if extra > 0:
-            logits = jnp.pad(logits, ((0, 0), (0, 0), (0, extra)), constant_values=-jnp.inf)
-        return out.staged, logits[..., : self.vocab_size]
+        cache, logits = read_staged(self.model, params, cache, tokens, at, depth, mask)
+        return cache, on_target(logits, self.vocab_size)
+
+
+def read_staged(
+    model: Model[ParamsT, CacheT],
+    params: ParamsT,
+    cache: CacheT,
+    tokens: Array,
+    at: Array,
+    depth: Array | None = None,
+    mask: Array | None = None,
+) -> tuple[CacheT, Array]:
+    """Stages `tokens` [B, T]; returns the cache, and float32 logits [B, M, V] after `at` [B, M].
+
+    Without `depth` [T] and `mask` the tokens follow each other.
+    """
+    width = jnp.arange(tokens.shape[1]) if depth is None else depth
+    out = model.apply(params, tokens, cache.length[:, None] + width, cache, mask)
+    logits = jnp.take_along_axis(out.logits, at[..., None], axis=1)
+    return out.staged, logits.astype(jnp.float32)
 
 
 def DraftModel(

@@ -12,6 +12,7 @@ from jax import Array
 
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import ArrayTree, Cache, Context, Loaded, Lookahead, Model, Source
+from specjax.methods.draft_model.source import read_staged
 from specjax.models import on_target
 from specjax.proposers import Chain, remember, then_pending
 from specjax.text import Translation
@@ -199,14 +200,9 @@ class TranslatedSource(Source[TranslatedParams, TranslatedState, _Reading]):
         mask: Array | None = None,
     ) -> tuple[Cache, Array]:
         """Stages draft tokens [B, T]; returns the cache, and logits [B, M, V] after those `at`."""
-        positions = cache.length[:, None] + (
-            jnp.arange(tokens.shape[1]) if depth is None else depth
-        )
-        out = self.model.apply(params.model, jnp.maximum(tokens, 0), positions, cache, mask)
-        logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
-        return out.staged, on_target(
-            logits, self.vocab_size, jnp.asarray(params.translation.to_draft)
-        )
+        tokens, to_draft = jnp.maximum(tokens, 0), jnp.asarray(params.translation.to_draft)
+        cache, logits = read_staged(self.model, params.model, cache, tokens, at, depth, mask)
+        return cache, on_target(logits, self.vocab_size, to_draft)
 
 
 def _most_pieces(params: TranslatedParams, depth: int) -> int:

@@ -35,7 +35,6 @@ from specjax.methods.published import (
     TABLES,
     Description,
     Format,
-    PublishedDrafter,
     Table,
     Tensors,
     check_features,
@@ -44,9 +43,10 @@ from specjax.methods.published import (
     check_target,
     check_width,
     folder_of,
+    is_over,
     layer_prefixes,
+    read_drafter,
     read_layers,
-    read_placed,
     read_vocabulary,
     reads_pairs,
     repeats,
@@ -254,16 +254,8 @@ def _read(
     assert parts.taps is not None  # the target is known
     source = Eagle3Source(parts.network, target.model.vocab_size, parts.taps)
     table = own_table(folder, parts, tensors, target)
-    own = read_placed(folder, source, table, target, rules)
-    return PublishedDrafter(
-        proposer=_shape(config, source, target),
-        params=own,
-        name=folder.name,
-        source=source,
-        shares=parts.shares,
-        sizes=sizes_of(target, folder.name),
-        rules=rules,
-    )
+    proposer = _shape(config, source, target)
+    return read_drafter(folder, proposer, source, table, target, rules, parts.shares)
 
 
 def _shape(config: Config, source: Source, target: LanguageModel) -> Proposer:
@@ -327,8 +319,4 @@ def _layers_of(config: Config, layers: TransformerConfig) -> Config:
     return config
 
 
-def _makes(drafter: Drafter) -> bool:
-    return isinstance(drafter, PublishedDrafter) and isinstance(drafter.source, Eagle3Source)
-
-
-EAGLE3 = Format(_matches, _read, _describe, _makes, EAGLE3_LAYOUTS)
+EAGLE3 = Format(_matches, _read, _describe, is_over(Eagle3Source), EAGLE3_LAYOUTS)

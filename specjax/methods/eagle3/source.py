@@ -36,6 +36,9 @@ class EagleOwn(Tables):
     to_draft: NotRequired[Array]  # [V] the head's row of each token, or a negative number
 
 
+EagleParams = SharedParams[EagleOwn]
+
+
 class _Reading(NamedTuple):
     cache: KVCache
     root: Array  # [B, E] the feature of the token that was read last
@@ -49,6 +52,13 @@ class EagleSource(PublishedSource):
     network: Eagle3Config
     taps: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if len(self.taps) != self.network.num_taps:
+            raise ValueError(
+                f"taps={self.taps}, and the head fuses the outputs of {self.network.num_taps} "
+                "layers: name as many"
+            )
+
     @property
     def layers(self) -> TransformerConfig:
         return self.network.layers
@@ -56,9 +66,46 @@ class EagleSource(PublishedSource):
     def axes(self) -> Specs:
         return {"network": eagle3_axes(self.network)}
 
+    def empty(self, prompt: Block, width: int, slots: int) -> Eagle3State:
+        """Returns the state before any token.
+
+        Args:
+          prompt: with the shapes of the features.
+          width: the most tokens that a step commits.
+          slots: of the cache.
+        """
+        rows, features = len(prompt.count), features_of(prompt)
+        return Eagle3State(
+            Eagle3(self.network).init_cache(rows, slots, features.dtype),
+            fresh=jnp.zeros((rows, width), jnp.int32),
+            features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
+            count=jnp.zeros(rows, jnp.int32),
+        )
+
+    def read(self, params: EagleParams, state: Eagle3State, block: Block) -> Eagle3State:
+        return read_block(self.network, params, state, block)
+
+    def truncate(self, state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
+        cache = state.cache.truncate(jnp.maximum(count - 1, 0))
+        if cache is None:
+            return None
+        assert last is not None  # the source has taps
+        return Eagle3State(
+            cache,
+            fresh=jnp.zeros_like(state.fresh),
+            features=state.features.at[:, 0].set(last.astype(state.features.dtype)),
+            count=jnp.minimum(jnp.broadcast_to(count, state.count.shape), 1),
+        )
+
+    def observe(self, params: EagleParams, state: Eagle3State, block: Block) -> Eagle3State:
+        fresh, count = remember(state.fresh, block)
+        width = min(fresh.shape[1], block.tokens.shape[1])
+        features = state.features.at[:, :width].set(features_of(block)[:, :width])
+        return dataclasses.replace(state, fresh=fresh, features=features, count=count)
+
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3Source(EagleSource, Source[SharedParams[EagleOwn], Eagle3State, _Reading]):
+class Eagle3Source(EagleSource, Source[EagleParams, Eagle3State, _Reading]):
     """Reads pairs of a feature and the token after it, and predicts the token after that.
 
         text        a   b   c   d|  e   f        d is pending; e and f are drafts
@@ -77,26 +124,14 @@ class Eagle3Source(EagleSource, Source[SharedParams[EagleOwn], Eagle3State, _Rea
     vocab_size: int  # the target's
     taps: tuple[int, ...] = (2,)
 
-    def __post_init__(self) -> None:
-        check_taps(self.network, self.taps)
-
     def init(
-        self, params: SharedParams[EagleOwn], prompt: Block, capacity: int, lookahead: Lookahead
+        self, params: EagleParams, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> Eagle3State:
         width = lookahead.depth + 1
-        cache = Eagle3(self.network).init_cache(
-            len(prompt.tokens), capacity + width + lookahead.staged, features_of(prompt).dtype
-        )
-        return empty_state(prompt, cache, width)
-
-    def read(self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block) -> Eagle3State:
-        return read_block(self.network, params, state, block)
-
-    def truncate(self, state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
-        return first_pairs(state, count, last)
+        return self.empty(prompt, width, capacity + width + lookahead.staged)
 
     def begin(
-        self, params: SharedParams[EagleOwn], state: Eagle3State, context: Context
+        self, params: EagleParams, state: Eagle3State, context: Context
     ) -> tuple[Eagle3State, _Reading, Array]:
         tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
         features = fuse(self.network, params, state.cache, state.features)
@@ -108,7 +143,7 @@ class Eagle3Source(EagleSource, Source[SharedParams[EagleOwn], Eagle3State, _Rea
         return caught_up, reading, self._logits(params, _at(normed, last))[:, 0]
 
     def extend(
-        self, params: SharedParams[EagleOwn], reading: _Reading, tokens: Array
+        self, params: EagleParams, reading: _Reading, tokens: Array
     ) -> tuple[_Reading, Array]:
         pair = tokens[:, None], reading.root[:, None]
         fed, normed, cache = read_pairs(self.network, params, reading.cache, *pair)
@@ -117,7 +152,7 @@ class Eagle3Source(EagleSource, Source[SharedParams[EagleOwn], Eagle3State, _Rea
 
     def read_tree(
         self,
-        params: SharedParams[EagleOwn],
+        params: EagleParams,
         reading: _Reading,
         tokens: Array,
         at: Array,
@@ -134,56 +169,25 @@ class Eagle3Source(EagleSource, Source[SharedParams[EagleOwn], Eagle3State, _Rea
         )
         return reading._replace(cache=cache, nodes=fed), self._logits(params, _at(normed, at))
 
-    def known(self, params: SharedParams[EagleOwn], reading: _Reading, tokens: Array) -> Array:
+    def known(self, params: EagleParams, reading: _Reading, tokens: Array) -> Array:
         """Returns [B, N] bool: False for the pending token of a row without any feature."""
         return jnp.ones(tokens.shape, bool).at[:, 0].set(reading.readable)
 
     def end(
         self,
-        params: SharedParams[EagleOwn],
+        params: EagleParams,
         state: Eagle3State,
         reading: _Reading,
         proposal: Proposal,
     ) -> Eagle3State:
         return dataclasses.replace(state, cache=reading.cache.rewind(state.cache))
 
-    def observe(
-        self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block
-    ) -> Eagle3State:
-        return observe_features(state, block)
-
-    def _logits(self, params: SharedParams[EagleOwn], normed: Array) -> Array:
+    def _logits(self, params: EagleParams, normed: Array) -> Array:
         return logits_of(params, normed, self.vocab_size)
 
 
-def check_taps(network: Eagle3Config, taps: tuple[int, ...]) -> None:
-    """Raises ValueError unless there are as many taps as the network fuses."""
-    if len(taps) != network.num_taps:
-        raise ValueError(
-            f"taps={taps}, and the head fuses the outputs of {network.num_taps} layers: "
-            "name as many"
-        )
-
-
-def empty_state(prompt: Block, cache: KVCache, width: int) -> Eagle3State:
-    """Returns the state before any token.
-
-    Args:
-      prompt: with the shapes of the features.
-      cache: empty.
-      width: the most tokens that a step commits.
-    """
-    rows, features = len(prompt.count), features_of(prompt)
-    return Eagle3State(
-        cache,
-        fresh=jnp.zeros((rows, width), jnp.int32),
-        features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
-        count=jnp.zeros(rows, jnp.int32),
-    )
-
-
 def read_block(
-    network: Eagle3Config, params: SharedParams[EagleOwn], state: Eagle3State, block: Block
+    network: Eagle3Config, params: EagleParams, state: Eagle3State, block: Block
 ) -> Eagle3State:
     """Returns the state after more of a prompt: all its pairs read, except that of the next token.
 
@@ -223,31 +227,7 @@ def read_block(
     )
 
 
-def first_pairs(state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
-    """Returns the state after `count` [B] tokens of a prompt; `last` [B, F] is their feature."""
-    cache = state.cache.truncate(jnp.maximum(count - 1, 0))
-    if cache is None:
-        return None
-    assert last is not None  # the source has taps
-    return Eagle3State(
-        cache,
-        fresh=jnp.zeros_like(state.fresh),
-        features=state.features.at[:, 0].set(last.astype(state.features.dtype)),
-        count=jnp.minimum(jnp.broadcast_to(count, state.count.shape), 1),
-    )
-
-
-def observe_features(state: Eagle3State, block: Block) -> Eagle3State:
-    """Returns the state with the tokens and features of `block` as its unread ones."""
-    fresh, count = remember(state.fresh, block)
-    width = min(fresh.shape[1], block.tokens.shape[1])
-    features = state.features.at[:, :width].set(features_of(block)[:, :width])
-    return dataclasses.replace(state, fresh=fresh, features=features, count=count)
-
-
-def fuse(
-    network: Eagle3Config, params: SharedParams[EagleOwn], cache: KVCache, features: Array
-) -> Array:
+def fuse(network: Eagle3Config, params: EagleParams, cache: KVCache, features: Array) -> Array:
     """Fuses [B, T, sum E] of the target into [B, T, E] of the head that `cache` belongs to."""
     own, features = {"params": params.own["network"]}, by_row(features, cache)
     return cast(Array, Eagle3(network).apply(own, features, method="fuse"))
@@ -255,7 +235,7 @@ def fuse(
 
 def read_pairs(
     network: Eagle3Config,
-    params: SharedParams[EagleOwn],
+    params: EagleParams,
     cache: KVCache,
     tokens: Array,
     features: Array,
@@ -274,7 +254,7 @@ def read_pairs(
     return cast(tuple[Array, Array, KVCache], out)
 
 
-def logits_of(params: SharedParams[EagleOwn], normed: Array, vocab_size: int) -> Array:
+def logits_of(params: EagleParams, normed: Array, vocab_size: int) -> Array:
     """Maps states [..., E] after the final norm to float32 logits [..., V] of the target."""
     return draft_logits(normed, head_of(params), vocab_size, params.own.get("to_draft"))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from specjax._internal.checks import settle
 from specjax.contract import Proposer
 from specjax.methods.adapters import AdapterBank, empty_slots, slots_of
 from specjax.methods.drafter import Adapter, Drafter
@@ -163,14 +164,15 @@ class MedusaBank(AdapterBank[MedusaAdapter]):
         Raises:
           ValueError: no adapter, too many, or adapters that do not fit together.
         """
-        if not adapters:
-            raise ValueError("adapters is empty; a bank needs at least one")
         capacity = len(adapters) if capacity is None else capacity
-        if capacity < len(adapters):
-            raise ValueError(
-                f"capacity={capacity}, and there are {len(adapters)} adapters: "
-                f"pass {len(adapters)} or more"
-            )
+        settle(
+            (not adapters, "adapters is empty; a bank needs at least one"),
+            (
+                capacity < len(adapters),
+                f"capacity={capacity}, and there are {len(adapters)} adapters: pass "
+                f"{len(adapters)} or more",
+            ),
+        )
         first = next(iter(adapters.values()))
         tree = first.choices if choices is None else tuple(map(tuple, choices))
         bank = cls(

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 
-from specjax.methods.drafter import Drafter
 from specjax.methods.medusa.drafter import MedusaAdapter
 from specjax.methods.medusa.folder import load_medusa
 from specjax.methods.published import Description, Format, Tensors
 from specjax.models import Config, LanguageModel
-from specjax.parallel import Rules
 
 _BLOCK = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
-
-
-def _matches(config: Config, tensors: Tensors) -> bool:
-    return any(map(_BLOCK.fullmatch, tensors))
-
-
-def _read(
-    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
-) -> Drafter:
-    return load_medusa(folder, target)  # whole on each device
 
 
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
@@ -37,9 +24,11 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     )
 
 
-def _makes(drafter: Drafter) -> bool:
-    return isinstance(drafter, MedusaAdapter)
-
-
-# `save_medusa` writes the only layout.
-MEDUSA = Format(_matches, _read, _describe, _makes, layouts={})
+# Heads are whole on each device.  `save_medusa` writes the only layout.
+MEDUSA = Format(
+    matches=lambda config, tensors: any(map(_BLOCK.fullmatch, tensors)),
+    read=lambda folder, config, tensors, target, rules: load_medusa(folder, target),
+    describe=_describe,
+    makes=lambda drafter: isinstance(drafter, MedusaAdapter),
+    layouts={},
+)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax._internal.checks import counts, items, shown
+from specjax._internal.checks import counts, listed, typed
 from specjax.contract import BlockSource, Context, Loaded
 from specjax.methods.medusa.network import MedusaHeads, medusa_hidden, medusa_logits
 from specjax.models import Tables, head_matrix
@@ -29,7 +28,7 @@ class MedusaParams:
     bank: Weights  # parameters of `MedusaHeads`, stacked: every leaf [A, ...]
     adapter: Array  # [B] int32, or one for all rows; -1 is plain decoding
     # The target's, for `models.head_matrix`; None if heads have their own.
-    output: Tables | dict[str, Any] | None = None
+    output: Tables | dict[str, object] | None = None
 
 
 @struct.dataclass
@@ -123,14 +122,10 @@ def Medusa(heads: MedusaHeads, choices: Choices | Sequence[Sequence[int]] = ()) 
       >>> specjax.Medusa(heads.proposer.source.heads, [(0,), (0, 0), (1,)]).num_nodes
       4
     """
-    if not isinstance(heads, MedusaHeads):
-        raise ValueError(f"heads={shown(heads)}; pass specjax.models.MedusaHeads")
-    paths = [None] if items(choices) is None else list(map(items, items(choices) or ()))
+    typed("specjax.models.MedusaHeads", MedusaHeads, heads=heads)
+    cure = "a list of paths, as [[0], [1], [0, 0]]"
+    paths = [listed("choices", path, cure) for path in listed("choices", choices, cure)]
     for path in paths:
-        if path is None:
-            raise ValueError(
-                f"choices={shown(choices)}; pass a list of paths, as [[0], [1], [0, 0]]"
-            )
         for rank in path:
             counts(choices=rank)
-    return ChoiceTree(MedusaSource(heads), tuple(tuple(path or ()) for path in paths))
+    return ChoiceTree(MedusaSource(heads), tuple(map(tuple, paths)))

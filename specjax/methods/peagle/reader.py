@@ -28,13 +28,12 @@ from specjax.methods.peagle.writer import PEAGLE_LAYOUTS
 from specjax.methods.published import (
     Description,
     Format,
-    PublishedDrafter,
     Table,
     Tensors,
     folder_of,
-    read_placed,
+    is_over,
+    read_drafter,
     reads_pairs,
-    sizes_of,
 )
 from specjax.models import Config, LanguageModel
 from specjax.parallel import Rules
@@ -74,16 +73,7 @@ def _read(
         parts.network, size, config["mask_token_id"], proposal_depth(config) or _DEPTH, parts.taps
     )
     table = _table(folder, parts, tensors, target)
-    own = read_placed(folder, source, table, target, rules)
-    return PublishedDrafter(
-        proposer=ChoiceTree(source),
-        params=own,
-        name=folder.name,
-        source=source,
-        shares=parts.shares,
-        sizes=sizes_of(target, folder.name),
-        rules=rules,
-    )
+    return read_drafter(folder, ChoiceTree(source), source, table, target, rules, parts.shares)
 
 
 def _table(folder: pathlib.Path, parts: Parts, tensors: Tensors, target: LanguageModel) -> Table:
@@ -111,8 +101,4 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     )
 
 
-def _makes(drafter: Drafter) -> bool:
-    return isinstance(drafter, PublishedDrafter) and isinstance(drafter.source, PEagleSource)
-
-
-PEAGLE = Format(_matches, _read, _describe, _makes, PEAGLE_LAYOUTS)
+PEAGLE = Format(_matches, _read, _describe, is_over(PEagleSource), PEAGLE_LAYOUTS)

@@ -10,30 +10,20 @@ from jax import Array
 from specjax._internal.checks import within
 from specjax.contract import BlockSource, Context
 from specjax.methods.eagle3 import (
-    Eagle3,
     Eagle3Config,
     Eagle3State,
-    EagleOwn,
+    EagleParams,
     EagleSource,
-    check_taps,
-    empty_state,
-    features_of,
-    first_pairs,
     fuse,
     logits_of,
-    observe_features,
-    read_block,
     read_pairs,
 )
-from specjax.methods.published import SharedParams
 from specjax.proposers import then_pending
 from specjax.types import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class PEagleSource(
-    EagleSource, BlockSource[SharedParams[EagleOwn], Eagle3State, Eagle3State, None]
-):
+class PEagleSource(EagleSource, BlockSource[EagleParams, Eagle3State, Eagle3State, None]):
     """An EAGLE-3 head that reads pairs of a mask token and a learned feature in place of drafts.
 
         text        a   b   c   d|                d is pending
@@ -53,26 +43,17 @@ class PEagleSource(
     taps: tuple[int, ...] = (2,)
 
     def __post_init__(self) -> None:
-        check_taps(self.network, self.taps)
+        super().__post_init__()
         within("depth", self.depth, 1)
         within("mask_token", self.mask_token, 0, self.vocab_size - 1)
 
-    def init(self, params: SharedParams[EagleOwn], prompt: Block, capacity: int) -> Eagle3State:
+    def init(self, params: EagleParams, prompt: Block, capacity: int) -> Eagle3State:
         width = self.depth + 1
         # A pass stages the pairs of all tokens that a step may commit, and the mask pairs.
-        cache = Eagle3(self.network).init_cache(
-            len(prompt.tokens), capacity + width + self.depth, features_of(prompt).dtype
-        )
-        return empty_state(prompt, cache, width)
-
-    def read(self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block) -> Eagle3State:
-        return read_block(self.network, params, state, block)
-
-    def truncate(self, state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
-        return first_pairs(state, count, last)
+        return self.empty(prompt, width, capacity + width + self.depth)
 
     def marginals(
-        self, params: SharedParams[EagleOwn], state: Eagle3State, context: Context
+        self, params: EagleParams, state: Eagle3State, context: Context
     ) -> tuple[Array, Array, Eagle3State]:
         tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
         more = ((0, 0), (0, self.depth - 1))
@@ -89,8 +70,3 @@ class PEagleSource(
         cache = cache.commit(state.count)
         state = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
         return logits_of(params, normed, self.vocab_size), cache.length > 0, state
-
-    def observe(
-        self, params: SharedParams[EagleOwn], state: Eagle3State, block: Block
-    ) -> Eagle3State:
-        return observe_features(state, block)

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
-    from specjax.methods.published.drafter import PublishedDrafter, Sizes, own_shardings, sizes_of
+    from specjax.methods.published.drafter import (
+        PublishedDrafter,
+        Sizes,
+        is_over,
+        own_shardings,
+        sizes_of,
+    )
     from specjax.methods.published.format import (
         Description,
         Export,
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
         window_lines,
         write_layers,
     )
-    from specjax.methods.published.placing import Table, read_placed
+    from specjax.methods.published.placing import Table, read_drafter
     from specjax.methods.published.shared import (
         EMBEDDING,
         HEAD,
@@ -75,6 +81,7 @@ __all__ = [
     "embedding_of",
     "folder_of",
     "head_of",
+    "is_over",
     "is_reduced",
     "layer_prefixes",
     "layer_rows",
@@ -82,8 +89,8 @@ __all__ = [
     "on_hub",
     "own_faults",
     "own_shardings",
+    "read_drafter",
     "read_layers",
-    "read_placed",
     "read_vocabulary",
     "reads_pairs",
     "repeats",

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from specjax._internal.checks import reworded
 from specjax.contract import Proposer, Weights
 from specjax.methods.drafter import Drafter
 from specjax.methods.published.source import PublishedSource
@@ -80,14 +81,19 @@ class PublishedDrafter(Drafter):
         """Returns the drafter's own parameters on a mesh; None leaves them where they are."""
         if mesh is None or mesh_of(self.params) == mesh:
             return self.params
-        try:
+        with reworded(f"the drafter {self.name} on {described(mesh)}: "):
             at = own_shardings(self.source, self.params, mesh, self.rules)
-        except ValueError as error:
-            raise ValueError(f"the drafter {self.name} on {described(mesh)}: {error}") from None
         return jax.tree.map(put, self.params, at)
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> PublishedDrafter:
         return dataclasses.replace(self, proposer=shape(self.source, **numbers))
+
+
+def is_over(*sources: type) -> Callable[[Drafter], bool]:
+    """Returns `Format.makes` of drafters over one of these sources."""
+    return lambda drafter: (
+        isinstance(drafter, PublishedDrafter) and isinstance(drafter.source, sources)
+    )
 
 
 def own_shardings(

@@ -46,7 +46,6 @@ def read_layers(
     missing tensors are refused by name when the tensors are read.
 
     Args:
-      folder: for messages.
       config: that of the layers.
       tensors: all of the folder.
       prefixes: of the names of each layer's tensors.
@@ -125,9 +124,7 @@ def _read_windows(kind: str, plain: Config, config: Config) -> tuple[int | None,
 def window_lines(layers: TransformerConfig, anchored: bool = False) -> tuple[str, ...]:
     """Returns a line of a description that names the layers with windows, or none.
 
-    Args:
-      layers: of the drafter.
-      anchored: the windows stay with the block (`BlockDraftConfig.anchored_windows`).
+    Windows that are `anchored` stay with the block (`BlockDraftConfig.anchored_windows`).
     """
     lines = []
     for size in sorted({window for window in layers.windows if window is not None}):
@@ -143,9 +140,7 @@ def window_lines(layers: TransformerConfig, anchored: bool = False) -> tuple[str
 def write_layers(layers: TransformerConfig, vocab_size: int) -> Config:
     """Returns the configuration of a drafter's decoder layers, which `read_layers` reads.
 
-    Args:
-      layers: of the drafter.
-      vocab_size: the rows of the embedding, by which other libraries build it.
+    Other libraries build the embedding by `vocab_size`, the number of its rows.
     """
     return FAMILIES[_kind(layers)].write_config(_plain(layers, vocab_size))
 

@@ -11,12 +11,18 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding
 
+from specjax._internal.checks import reworded
+from specjax.contract import Proposer
 from specjax.files import read_rows, refuse_weights, row_faults
-from specjax.methods.published.drafter import PublishedSource, own_shardings
+from specjax.methods.published.drafter import (
+    PublishedDrafter,
+    PublishedSource,
+    own_shardings,
+    sizes_of,
+)
 from specjax.methods.published.format import Tensors
 from specjax.models import LanguageModel, Tensor
 from specjax.parallel import Rules, described, mesh_of, replicate
-from specjax.types import Weights
 
 
 class Table(NamedTuple):
@@ -32,21 +38,25 @@ class Table(NamedTuple):
         refuse_weights(folder, row_faults(self.rows, self.shapes, self.stored))
 
 
-def read_placed(
+def read_drafter(
     folder: pathlib.Path,
+    proposer: Proposer,
     source: PublishedSource,
     table: Table,
     target: LanguageModel,
     rules: Rules,
-) -> Weights:
-    """Reads the parameters of a source, on each device its own shard.
+    shares: tuple[str, ...] = (),
+) -> PublishedDrafter:
+    """Reads the parameters of a source, in the target's dtype, on each device its own shard.
 
     Args:
-      folder: for messages.
+      folder: of the drafter.
+      proposer: over the source.
       source: names the axes of its parameters.
       table: where the parameters are.
       target: gives the dtype and the mesh, if it is on one.
       rules: as for `parallel.shardings`.
+      shares: of the target's "embedding" and "head", those that the drafter uses.
 
     Raises:
       ValueError: as `read_rows`, or the mesh does not divide a dimension.
@@ -55,12 +65,18 @@ def read_placed(
     rows, shapes, stored, to_draft = table
     if mesh is not None:
         leaves = {path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()}
-        try:
+        with reworded(f"{folder} on {described(mesh)}: "):
             at = own_shardings(source, unflatten_dict(leaves), mesh, rules)
-        except ValueError as error:
-            raise ValueError(f"{folder} on {described(mesh)}: {error}") from None
         placed = cast(dict[tuple[str, ...], NamedSharding], flatten_dict(at))
     own = read_rows(folder, rows, shapes, stored, dtype, placed)
     if to_draft is not None:
         own["to_draft"] = replicate(jnp.asarray(to_draft), mesh)
-    return own
+    return PublishedDrafter(
+        proposer=proposer,
+        params=own,
+        name=folder.name,
+        source=source,
+        shares=shares,
+        sizes=sizes_of(target, folder.name),
+        rules=rules,
+    )

@@ -25,14 +25,9 @@ def speculators_config(
 ) -> Config:
     """Returns the configuration of a folder in this layout.
 
-    Args:
-      kind: the name of the method.
-      target: that the drafter was made for.
-      num_drafts: of a step.
-      layers: the configuration of the decoder layers.
-      fields: of the method.
-      verifier: the target's folder or name on the Hub, from which the package loads what it needs
-        of the target; None: it loads nothing.
+    `kind` is the name of the method, `layers` the configuration of the decoder layers, and `fields`
+    has those of the method.  From the `verifier`, the target's folder or name on the Hub, the
+    package loads what it needs of the target; with None it loads nothing.
     """
     method = {
         "proposal_type": "greedy",

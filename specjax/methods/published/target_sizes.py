@@ -60,12 +60,8 @@ def check_target(
 ) -> None:
     """Checks the sizes of the target that a configuration states.
 
-    Args:
-      folder: for messages.
-      config: of the drafter.
-      layers: of its layers.  `vocab_size` is the target's, also where the drafter has a vocabulary
-        of its own.
-      target: that the drafter is loaded for.
+    The `vocab_size` of the `layers` is the target's, also where the drafter has a vocabulary of its
+    own.
 
     Raises:
       ValueError: one of them is not the target's; the message names the field.
@@ -90,15 +86,7 @@ def check_target(
 def check_features(
     folder: pathlib.Path, tensors: Tensors, size: int, num_taps: int, hidden: int
 ) -> None:
-    """Raises ValueError if `fc.weight` is there and does not read the target's hidden states.
-
-    Args:
-      folder: for messages.
-      tensors: of the drafter.
-      size: its hidden size.
-      num_taps: the layers of the target that it reads.
-      hidden: the hidden size of the target.
-    """
+    """Raises ValueError if `fc.weight` is there and does not read the target's hidden states."""
     wanted = (size, num_taps * hidden)
     if "fc.weight" in tensors and tensors["fc.weight"].shape != wanted:
         raise ValueError(
@@ -111,14 +99,7 @@ def check_features(
 def check_width(
     folder: pathlib.Path, shares: tuple[str, ...], size: int, target: LanguageModel
 ) -> None:
-    """Raises ValueError if a drafter of hidden size `size` cannot use the target's tables.
-
-    Args:
-      folder: for messages.
-      shares: the tables among the target's "embedding" and "head" that the drafter uses.
-      size: the hidden size of the drafter.
-      target: that the drafter is loaded for.
-    """
+    """Raises ValueError if a drafter of hidden size `size` cannot use the target's tables."""
     # A few targets have an embedding of another width.
     width = target.model.module.config.embedding_size or sizes_of(target, folder.name)[0]
     if shares and size != width:

@@ -20,11 +20,8 @@ def read_vocabulary(
 
     `d2t` [Vd] holds offsets: the drafter's token i is the target's token i + d2t[i].
 
-    Args:
-      folder: for messages.
-      tensors: `d2t`, and perhaps `t2d` [V], which says for each token whether it is in the table.
-      target: if it has no weights, no table is read either, and only whether the result is None is
-        right.
+    `t2d` [V], which may be missing, says for each token of the target whether it is in the table.
+    For a target without weights no table is read, and only whether the result is None is right.
 
     Raises:
       ValueError: an invalid table; the message names it.
@@ -74,12 +71,9 @@ def without_weights(target: LanguageModel) -> bool:
 
 
 def write_vocabulary(to_draft: np.ndarray | None, rows: int, units: int) -> dict[str, np.ndarray]:
-    """Returns the tables `d2t` [units] int64 and `t2d` [rows] bool.
+    """Returns the tables `d2t` [units] int64 and `t2d` [rows] bool of a head and an embedding.
 
-    Args:
-      to_draft: as `read_vocabulary` returns it.
-      rows: of the embedding.
-      units: of the head.
+    `to_draft` is what `read_vocabulary` returns.
 
     Raises:
       ValueError: `to_draft` does not name each row of the head once.

@@ -3,20 +3,25 @@
 from specjax.models.families.cohere2 import COHERE2
 from specjax.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from specjax.models.families.ernie4_5 import ERNIE4_5
+from specjax.models.families.ernie4_5_moe import ERNIE4_5_MOE
 from specjax.models.families.exaone4 import EXAONE4
 from specjax.models.families.falcon_h1 import FALCON_H1
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_fields
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from specjax.models.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from specjax.models.families.glm4 import GLM4
+from specjax.models.families.glm4_moe import GLM4_MOE
 from specjax.models.families.glm4_moe_lite import GLM4_MOE_LITE
 from specjax.models.families.gpt2 import GPT2
 from specjax.models.families.gpt_neox import GPT_NEOX
+from specjax.models.families.gpt_oss import GPT_OSS
 from specjax.models.families.granite import GRANITE
 from specjax.models.families.granitemoehybrid import GRANITEMOEHYBRID
 from specjax.models.families.hunyuan import HUNYUAN
 from specjax.models.families.lfm2 import LFM2
 from specjax.models.families.llama import LLAMA
+from specjax.models.families.minimax_m2 import MINIMAX_M2
 from specjax.models.families.ministral3 import MINISTRAL3
 from specjax.models.families.mistral import MISTRAL, MIXTRAL
 from specjax.models.families.mistral4 import MISTRAL4
@@ -27,7 +32,7 @@ from specjax.models.families.olmo3 import OLMO3
 from specjax.models.families.olmo_hybrid import OLMO_HYBRID
 from specjax.models.families.opt import OPT
 from specjax.models.families.phi3 import PHI3
-from specjax.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from specjax.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from specjax.models.families.qwen3_5 import QWEN3_5
 from specjax.models.families.seed_oss import SEED_OSS
 from specjax.models.families.smollm3 import SMOLLM3
@@ -39,21 +44,27 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
     "ernie4_5": ERNIE4_5,
+    "ernie4_5_moe": ERNIE4_5_MOE,
     "exaone4": EXAONE4,
     "falcon_h1": FALCON_H1,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
     "glm4": GLM4,
     "glm4_moe_lite": GLM4_MOE_LITE,
+    "glm4_moe": GLM4_MOE,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
+    "gpt_oss": GPT_OSS,
     "granite": GRANITE,
     "granitemoehybrid": GRANITEMOEHYBRID,
     "hunyuan_v1_dense": HUNYUAN,
     "kimi_k2": KIMI_K2,
     "lfm2": LFM2,
     "llama": LLAMA,
+    "minimax_m2": MINIMAX_M2,
     "ministral3": MINISTRAL3,
     "mistral": MISTRAL,
     "mistral4": MISTRAL4,
@@ -65,6 +76,7 @@ FAMILIES: dict[str, Family] = {
     "opt": OPT,
     "phi3": PHI3,
     "qwen2": QWEN2,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
     "qwen3_5_text": QWEN3_5,
     "qwen3_moe": QWEN3_MOE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import EllipsisType
 from typing import Any
 
 from specjax.models.config import TransformerConfig
@@ -17,8 +18,8 @@ class Tensor:
     """A tensor of a Hugging Face file, or a slice of one, and the parameter that it fills.
 
     Reading takes `stored.reshape(view)[index]` and gives it the shape of the parameter (of
-    `parameter[at]` if `at` is given, and of its transpose if `transpose` is set).  Writing is the
-    reverse.  Several rows may name the same stored tensor; together they cover it.
+    `parameter[at]` if `at` is given, and with its last two axes exchanged if `transpose` is set).
+    Writing is the reverse.  Several rows may name the same stored tensor; together they cover it.
     """
 
     name: str
@@ -27,7 +28,8 @@ class Tensor:
     at: int | None = None  # index of this tensor in a stacked parameter (an expert)
     shape: tuple[int, ...] | None = None  # of the stored tensor, if not the parameter's
     view: tuple[int, ...] | None = None  # by default `shape`
-    index: tuple[slice | int, ...] = ()  # into the view
+    index: tuple[slice | int | EllipsisType, ...] = ()  # into the view
+    wide: bool = False  # the parameter is float32, whatever dtype the model is loaded in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Family:
     write_config: Callable[[TransformerConfig], Config]
     tensors: Callable[[TransformerConfig], list[Tensor]]
     ignored: tuple[str, ...] = ()  # endings of the names of tensors that are not parameters
-    # Beginnings of the names of other models' tensors; {num_layers} stands for that number.
+    # Beginnings of the names of other models' tensors; "{num_layers}" stands for that number.
     skipped: tuple[str, ...] = ()
+    fused: bool = False  # a tensor holds a matrix of every expert of a layer
     # Beginning of names in `tensors` -> how files spell it; the first spelling that they have is
     # that of all such names.
     prefixes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

@@ -63,7 +63,7 @@ def _write_later(c: TransformerConfig, **changes: object) -> Config:
     )
 
 
-def _cap(config: Config, name: str, default: float | None = None) -> float | None:
+def read_cap(config: Config, name: str, default: float | None = None) -> float | None:
     """Returns the soft cap of logits in field `name`; null switches it off."""
     return (
         None
@@ -75,8 +75,8 @@ def _cap(config: Config, name: str, default: float | None = None) -> float | Non
 def _read_gemma2(config: Config) -> TransformerConfig:
     return _read_gemma(
         config,
-        attention_softcap=_cap(config, "attn_logit_softcapping", 50.0),
-        logit_softcap=_cap(config, "final_logit_softcapping", 30.0),
+        attention_softcap=read_cap(config, "attn_logit_softcapping", 50.0),
+        logit_softcap=read_cap(config, "final_logit_softcapping", 30.0),
         **_later(config, 2),
     )
 
@@ -102,8 +102,8 @@ def _read_gemma3(config: Config) -> TransformerConfig:
         max_positions=given(config, "max_position_embeddings", 2048),
         rope=rope,
         ropes=tuple(rope if window is None else near for window in windows),
-        attention_softcap=_cap(config, "attn_logit_softcapping"),
-        logit_softcap=_cap(config, "final_logit_softcapping"),
+        attention_softcap=read_cap(config, "attn_logit_softcapping"),
+        logit_softcap=read_cap(config, "final_logit_softcapping"),
         **later,
     )
 

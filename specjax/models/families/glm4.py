@@ -35,7 +35,7 @@ def _write(c: TransformerConfig) -> Config:
 
 
 def _tensors(c: TransformerConfig) -> list[Tensor]:
-    rows, sizes = llama_tensors(c, names=_NAMES), dict.fromkeys(("gate", "up"), c.mlp_size)
+    rows, sizes = llama_tensors(c, names=_NAMES), {"gate": c.mlp_size, "up": c.mlp_size}
     for i in range(c.num_layers):
         rows = fused(rows, i, "mlp.gate_up_proj", sizes, c.hidden_size)
     return rows

@@ -8,9 +8,10 @@ from typing import Any
 from specjax._internal.checks import shown
 from specjax._internal.fields import count
 from specjax.models.config import MOST, TransformerConfig
+from specjax.models.families.experts import ExpertNames, sparse_tensors
 from specjax.models.families.family import Config, Tensor
 from specjax.models.families.fields import check_sizes, flag, given, number, refuse
-from specjax.models.families.llama import dense, llama_tensors, read_llama, write_llama
+from specjax.models.families.llama import dense, read_llama, write_llama
 from specjax.models.families.positions import read_rope
 from specjax.models.mixers import Latent
 from specjax.models.rope import Rope, yarn_growth
@@ -151,21 +152,7 @@ def write_latent(c: TransformerConfig, **changes: object) -> Config:
 
 def latent_tensors(c: TransformerConfig) -> list[Tensor]:
     """Returns every tensor that the files must hold, with a matrix for each part of an expert."""
-    parts = ("gate_proj", "up_proj", "down_proj")
-    rows = llama_tensors(c, expert_parts=parts, mixers=_mixer_tensors)
-    return rows + [row for i in range(c.num_layers) for row in shared_tensors(c, i)]
-
-
-def shared_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
-    """Returns the tensors of a layer's shared expert, and of its correction."""
-    theirs, ours = f"model.layers.{layer}.mlp", (f"layer_{layer}", "mlp")
-    rows = []
-    if c.is_sparse(layer) and c.router.corrected:
-        rows.append(Tensor(f"{theirs}.gate.e_score_correction_bias", (*ours, "correction")))
-    if c.is_sparse(layer) and c.shared_size:
-        for part in ("gate", "up", "down"):
-            rows += dense(f"{theirs}.shared_experts.{part}_proj", (*ours, "shared", part), False)
-    return rows
+    return sparse_tensors(c, ExpertNames(), _mixer_tensors)
 
 
 def _mixer_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:

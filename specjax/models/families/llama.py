@@ -157,7 +157,10 @@ def llama_tensors(
 
 
 def attention_tensors(
-    c: TransformerConfig, theirs: str, ours: tuple[str, ...], names: Mapping[str, str]
+    c: TransformerConfig,
+    theirs: str,
+    ours: tuple[str, ...],
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Tensor]:
     """Returns the tensors of attention; a gate of its output lies in `q_proj`, head by head."""
     rows = []

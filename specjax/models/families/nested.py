@@ -19,9 +19,12 @@ _PREFIXES = {
     "model.": ("model.language_model.", "language_model.model.", "model."),
     "lm_head.": ("language_model.lm_head.", "lm_head."),
 }
-_PARTS = ("visual.", "vision_tower.", "multi_modal_projector.")
+_PARTS = (
+    "visual.", "vision_tower.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio.",
+    "multi_modal_projector.",
+)  # fmt: skip
 _OTHERS = (*_PARTS, *(f"model.{part}" for part in _PARTS), "mtp.")
-"""Beginnings of the names of what reads images, and of heads that draft."""
+"""Beginnings of the names of what reads images and sounds, and of heads that draft."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +95,10 @@ _GEMMA3 = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072,
 }  # fmt: skip
+_GEMMA4 = {
+    "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+}  # fmt: skip
 _QWEN2_5 = {
     "rms_norm_eps": 1e-5, "max_window_layers": 80, "rope_theta": 1e6, "num_key_value_heads": 8,
     "max_position_embeddings": 32768,
@@ -101,9 +108,18 @@ NESTED: dict[str, Nested] = {
     "gemma3": Nested(
         "Gemma3ForConditionalGeneration", {"gemma3_text": "gemma3_text"}, _GEMMA3, tied=True
     ),
+    "gemma4": Nested(
+        "Gemma4ForConditionalGeneration", {"gemma4_text": "gemma4_text"}, _GEMMA4, tied=True
+    ),
+    "gemma4_unified": Nested(
+        "Gemma4UnifiedForConditionalGeneration",
+        {"gemma4_unified_text": "gemma4_unified_text"},
+        _GEMMA4,
+        tied=True,
+    ),
     "mistral3": Nested(
         "Mistral3ForConditionalGeneration",
-        {"mistral": "mistral", "ministral3": "ministral3"},
+        {"mistral": "mistral", "ministral3": "ministral3", "mistral4": "mistral4"},
         tied=True,
     ),
     "qwen2_5_vl": Nested(

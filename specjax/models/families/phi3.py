@@ -35,7 +35,7 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
     heads, shared = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     attention, mlp = (
         {"q": heads, "k": shared, "v": shared},
-        dict.fromkeys(("gate", "up"), c.mlp_size),
+        {"gate": c.mlp_size, "up": c.mlp_size},
     )
     rows = llama_tensors(c)
     for i in range(c.num_layers):

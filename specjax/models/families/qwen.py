@@ -1,10 +1,16 @@
-"""Qwen2 and 2.5 (arXiv 2412.15115), Qwen3 and its mixture of experts (arXiv 2505.09388)."""
+"""Qwen2 and 2.5 (arXiv 2412.15115), Qwen3 (arXiv 2505.09388), and their mixtures of experts."""
 
 from __future__ import annotations
 
 import functools
 
 from specjax.models.config import TransformerConfig
+from specjax.models.families.experts import (
+    ExpertNames,
+    plain_layers,
+    sparse_in_turn,
+    sparse_tensors,
+)
 from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import check_sizes, flag, given, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
@@ -51,9 +57,6 @@ def _read_qwen3_moe(config: Config) -> TransformerConfig:
     # transformers 5 renamed this field to num_local_experts.
     experts = "num_experts" if "num_experts" in config else "num_local_experts"
     check_sizes(config, experts, "num_experts_per_tok", "moe_intermediate_size")
-    layers = range(config["num_hidden_layers"])
-    step, dense = given(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
-    sparse = tuple(i not in dense and (i + 1) % step == 0 for i in layers)
     # Unlike in the dense models, the window applies to every layer.
     window = config.get("sliding_window") if flag(config, "use_sliding_window", False) else None
     if window is not None:
@@ -64,8 +67,8 @@ def _read_qwen3_moe(config: Config) -> TransformerConfig:
         experts_per_token=config["num_experts_per_tok"],
         expert_size=config["moe_intermediate_size"],
         normalise_experts=flag(config, "norm_topk_prob", False),
-        sparse=() if all(sparse) else sparse,
-        windows=() if window is None else (window,) * len(layers),
+        sparse=sparse_in_turn(config),
+        windows=() if window is None else (window,) * config["num_hidden_layers"],
     )
 
 
@@ -80,16 +83,66 @@ def _write_qwen3_moe(c: TransformerConfig) -> Config:
         moe_intermediate_size=c.expert_size,
         norm_topk_prob=c.normalise_experts,
         decoder_sparse_step=1,
-        mlp_only_layers=[i for i in range(c.num_layers) if not c.is_sparse(i)],
+        mlp_only_layers=plain_layers(c),
         **windows,
     )
 
 
+def _read_qwen2_moe(config: Config) -> TransformerConfig:
+    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    check_sizes(config, *sizes, "shared_expert_intermediate_size")
+    config = {"sliding_window": 4096, **config}  # the default of a missing field
+    layers = range(config["num_hidden_layers"])
+    slides = flag(config, "use_sliding_window", False) and bool(config["sliding_window"])
+    first = given(config, "max_window_layers", 28)
+    return read_llama(
+        config,
+        qkv_bias=flag(config, "qkv_bias", True),
+        out_bias=False,
+        mlp_bias=False,
+        windows=read_windows(
+            config if slides else {**config, "layer_types": None},
+            [
+                "sliding_attention" if slides and i % 2 == 0 and i < first else "full_attention"
+                for i in layers
+            ],
+        ),
+        num_experts=config["num_experts"],
+        experts_per_token=config["num_experts_per_tok"],
+        expert_size=config["moe_intermediate_size"],
+        normalise_experts=flag(config, "norm_topk_prob", False),
+        shared_size=config["shared_expert_intermediate_size"],
+        shared_gate=True,
+        sparse=sparse_in_turn(config),
+    )
+
+
+def _write_qwen2_moe(c: TransformerConfig) -> Config:
+    return write_llama(
+        c,
+        qkv_bias=c.qkv_bias,
+        num_experts=c.num_experts,
+        num_experts_per_tok=c.experts_per_token,
+        moe_intermediate_size=c.expert_size,
+        shared_expert_intermediate_size=c.shared_size,
+        norm_topk_prob=c.normalise_experts,
+        decoder_sparse_step=1,
+        mlp_only_layers=plain_layers(c),
+        **_write_windows(c),
+    )
+
+
 QWEN2 = Family("Qwen2ForCausalLM", _read_qwen2, _write_qwen2, llama_tensors)
+QWEN2_MOE = Family(
+    "Qwen2MoeForCausalLM",
+    _read_qwen2_moe,
+    _write_qwen2_moe,
+    functools.partial(sparse_tensors, names=ExpertNames(shared="shared_expert")),
+)
 QWEN3 = Family("Qwen3ForCausalLM", _read_qwen3, _write_qwen3, llama_tensors)
 QWEN3_MOE = Family(
     "Qwen3MoeForCausalLM",
     _read_qwen3_moe,
     _write_qwen3_moe,
-    functools.partial(llama_tensors, expert_parts=("gate_proj", "up_proj", "down_proj")),
+    functools.partial(sparse_tensors, names=ExpertNames()),
 )

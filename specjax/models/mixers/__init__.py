@@ -4,9 +4,17 @@ A mixer is a module that reads [B, N, E] and returns [B, N, E], and the layer's 
 tokens staged.  Its record, a `Mixer` in `TransformerConfig.mixers`, has its sizes.
 """
 
-from specjax.models.mixers.attention import Attention, Rotations
+from specjax.models.mixers.attention import Attention, AttentionSizes, Rotations
 from specjax.models.mixers.gated_delta import GatedDelta
 from specjax.models.mixers.latent import Latent, LatentAttention
 from specjax.models.mixers.table import MIXERS
 
-__all__ = ["MIXERS", "Attention", "GatedDelta", "Latent", "LatentAttention", "Rotations"]
+__all__ = [
+    "MIXERS",
+    "Attention",
+    "AttentionSizes",
+    "GatedDelta",
+    "Latent",
+    "LatentAttention",
+    "Rotations",
+]

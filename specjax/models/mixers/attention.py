@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import NoReturn
 
 import jax
 from flax import linen as nn
 from jax import Array
+from jax.typing import DTypeLike
 
+from specjax._internal.checks import flag, whole
 from specjax._internal.platforms import on_cpu
 from specjax.caches import Memory
 from specjax.models.attention import attend, causal_attend
-from specjax.models.config import TransformerConfig
-from specjax.models.layers import Dense, Norm, residual_scale, scaled
+from specjax.models.config import Mixer, TransformerConfig
+from specjax.models.layers import Dense, Norm, named_param, residual_scale, scaled, unit_rms
 from specjax.models.rope import rotate
 
 Rotations = tuple[Array, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSizes(Mixer):
+    """The sizes of attention in a layer where they are not those of the configuration."""
+
+    num_kv_heads: int
+    head_dim: int
+    keys_as_values: bool = False  # values are the keys before their norm and rope
+    shared: bool = False  # keys and values are those of an earlier layer (`Mixer.shares`)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError with the field, its value and the allowed values."""
+        for name in ("num_kv_heads", "head_dim"):
+            whole(name, getattr(self, name), 1, 2**14, "a whole number in [1, 16384]")
+        for name in ("keys_as_values", "shared"):
+            flag(name, getattr(self, name))
+
+    def slots(self) -> tuple[int, int, int]:
+        return self.num_kv_heads, self.head_dim, self.head_dim
+
+    def state(self, batch: int, dtype: DTypeLike) -> NoReturn:
+        raise TypeError("attention keeps slots for its tokens, and no state")
+
+    def kv_heads(self) -> int:
+        return self.num_kv_heads
+
+    def rotated(self) -> int:
+        return self.head_dim
+
+    def shares(self) -> bool:
+        return self.shared
 
 
 class Attention(nn.Module):
@@ -25,39 +61,47 @@ class Attention(nn.Module):
     window: int | None
     dense: Callable[..., Dense]
     attend: Callable[..., Array] = attend
+    sizes: AttentionSizes | None = None  # None: those of `config`
     key_scale: float = 1.0
 
     @nn.compact
     def __call__(
-        self, x: Array, rotations: Rotations, memory: Memory | None, visible: Array | None
+        self,
+        x: Array,
+        rotations: Rotations,
+        memory: Memory | tuple[Array, Array] | None,
+        visible: Array | None,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Returns the output [B, N, E], and the layer's keys and values with the new ones staged.
 
         Args:
           x: [B, N, E].
           rotations: of the positions.
-          memory: the layer's cache; None: there is none.
+          memory: the layer's cache; None: there is none.  A layer that shares keys and values gets
+            those of their owner, with the new ones staged.
           visible: [B or 1, N, S] bool, the slots (without a cache: tokens) that each token attends
             to; None: causal.
         """
         c = self.config
+        s = self.sizes or AttentionSizes(c.num_kv_heads, c.head_dim)
         batch, width, _ = x.shape
+
+        def project(name: str, heads: int) -> Array:
+            axis = "heads" if name == "q" else "kv_heads"
+            y = self.dense(
+                heads * s.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, name=name
+            )(x)
+            # Otherwise a TPU turns the kernel, so that its product lies as the heads are read.
+            return on_cpu(lambda y: y, jax.lax.optimization_barrier, y)
 
         def turned(y: Array) -> Array:
             return y if rotations is None else rotate(y, rotations, c.interleaved)
 
-        def project(name: str, heads: int, normed: bool = False) -> Array:
+        def prepared(name: str, y: Array, heads: int) -> Array:
             axis = "heads" if name == "q" else "kv_heads"
-            y = self.dense(
-                heads * c.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, name=name
-            )(x)
-            # Otherwise a TPU turns the kernel, so that its product lies as the heads are read.
-            y = on_cpu(lambda y: y, jax.lax.optimization_barrier, y)
-            if normed and c.qk_norm == "whole":
+            if c.qk_norm == "whole":
                 y = Norm(c, "rms", axis, name=f"{name}_norm")(y)
-            y = y.reshape(batch, width, heads, c.head_dim)
-            if not normed:
-                return y
+            y = y.reshape(batch, width, heads, s.head_dim)
             y = turned(y) if c.qk_norm_last else y
             if c.qk_norm == "head":
                 y = Norm(c, "rms", "head_dim", name=f"{name}_norm")(y)
@@ -65,21 +109,31 @@ class Attention(nn.Module):
                 y = Norm(c, "centred", (axis, "head_dim"), name=f"{name}_norm")(y)
             return y if c.qk_norm_last else turned(y)
 
-        query = project("q", c.num_heads, normed=True)
+        query = prepared("q", project("q", c.num_heads), c.num_heads)
         if rotations is not None and len(rotations) == 3:  # the rope has `growth`
             query = query * rotations[2].astype(query.dtype)
-        keys = scaled(project("k", c.num_kv_heads, normed=True), self.key_scale).swapaxes(1, 2)
-        values = project("v", c.num_kv_heads).swapaxes(1, 2)
-        if memory is not None:
-            keys, values = memory.stage(keys, values)
-        if visible is None:
-            mixed = causal_attend(
-                query, keys, values, c.query_scale, c.attention_softcap, self.window
-            )
+        if isinstance(memory, tuple):
+            keys, values = memory
         else:
-            mixed = self.attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
+            k = project("k", s.num_kv_heads)
+            v = k if s.keys_as_values else project("v", s.num_kv_heads)
+            v = v.reshape(batch, width, s.num_kv_heads, s.head_dim)
+            if c.value_norm:
+                v = unit_rms(v, c.norm_eps).astype(v.dtype)
+            k = scaled(prepared("k", k, s.num_kv_heads), self.key_scale)
+            keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+            if memory is not None:
+                keys, values = memory.stage(keys, values)
+        scaling, sinks = (c.query_scale, c.attention_softcap), None
+        if c.sinks:
+            init = nn.initializers.normal(c.init_scale)
+            sinks = named_param(self, "sinks", init, ("heads",), (c.num_heads,))
+        if visible is None:
+            mixed = causal_attend(query, keys, values, *scaling, self.window, sinks)
+        else:
+            mixed = self.attend(query, keys, values, visible, *scaling, sinks)
         if c.output_gate:
-            wide = c.num_heads * c.head_dim
+            wide = c.num_heads * s.head_dim
             gate = self.dense(wide, ("embed", "heads"), c.qkv_bias, c.init_scale, name="gate")(x)
             mixed = mixed * nn.sigmoid(gate)
         out = self.dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import tree
+from specjax._internal.checks import settle
 from specjax._internal.control_flow import apply_if
 from specjax.contract import ArrayTree, Context, Loaded, Proposer, Rule
 from specjax.proposers.adaptive.choosing import Part, choose
@@ -71,16 +72,20 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
                 f"the parts draft {depths} tokens deep; pass a lookup, a drafter, or both with the "
                 "same num_drafts"
             )
-        for part in parts:
-            if not part.is_chain or part.shares_cache:
-                raise ValueError(
-                    f"a {type(part).__name__} drafts trees or in the target's cache: pass chains"
+        settle(
+            *(
+                (
+                    not part.is_chain or part.shares_cache,
+                    f"a {type(part).__name__} drafts trees or in the target's cache: pass chains",
                 )
-        if list(self.widths) != sorted({1, *self.widths, depths[0] + 1}):
-            raise ValueError(
-                f"widths={self.widths}; pass ascending numbers of tokens from 1 to {depths[0] + 1},"
-                " the depth of the drafts and one"
-            )
+                for part in parts
+            ),
+            (
+                list(self.widths) != sorted({1, *self.widths, depths[0] + 1}),
+                f"widths={self.widths}; pass ascending numbers of tokens from 1 to "
+                f"{depths[0] + 1}, the depth of the drafts and one",
+            ),
+        )
         self.declare(
             num_nodes=depths[0] + 1,
             max_depth=depths[0],

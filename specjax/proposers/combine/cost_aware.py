@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax._internal.prefix_sums import running_sum
 from specjax.contract import Context, Loaded, StateT, Wrapper
 from specjax.types import ABSENT, Proposal
@@ -45,16 +46,18 @@ class CostAware(Wrapper[CostAwareParams[_InnerT], StateT, _InnerT]):
 
     def __post_init__(self) -> None:
         inner, widths = self.inner, self.widths
-        if not inner.estimates:
-            raise ValueError(
+        settle(
+            (
+                not inner.estimates,
                 f"a {type(inner).__name__} does not estimate the chances of its drafts: pass a "
-                "BestFirst or a DynamicTree"
-            )
-        if list(widths) != sorted({*widths, inner.num_nodes}) or widths[0] < 1:
-            raise ValueError(
+                "BestFirst or a DynamicTree",
+            ),
+            (
+                list(widths) != sorted({*widths, inner.num_nodes}) or widths[0] < 1,
                 f"widths={widths}; pass ascending numbers of nodes from 1, the last of which is "
-                f"{inner.num_nodes}, the nodes of the proposer"
-            )
+                f"{inner.num_nodes}, the nodes of the proposer",
+            ),
+        )
         self.declare_like(is_chain=False, narrower=widths[:-1], estimates=False, separable=False)
 
     def own(self, params: CostAwareParams[_InnerT]) -> _InnerT:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import jax.numpy as jnp
 from jax import Array
 
-from specjax._internal.checks import settle
+from specjax._internal.checks import settle, typed
 from specjax.contract import Context, Loaded, Proposer, Rule
 from specjax.proposers.shapes import Shape
 from specjax.types import ABSENT, Block, Proposal
@@ -38,12 +38,8 @@ class FirstOf(
     second: Proposer[_SecondParamsT, _SecondT]
 
     def __post_init__(self) -> None:
-        for part in (self.first, self.second):
-            if not isinstance(part, Proposer):
-                raise ValueError(
-                    f"FirstOf takes two proposers, and one part is a {type(part).__name__}; if "
-                    "a part has weights, pass specjax.first_of(first, second) as drafter="
-                )
+        cure = "a proposer; if it has weights, pass specjax.first_of(first, second) as drafter="
+        typed(cure, Proposer, first=self.first, second=self.second)
         parts = (self.first, self.second)
         settle(
             (

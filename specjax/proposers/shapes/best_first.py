@@ -61,12 +61,11 @@ class BestFirst(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
         depth = min(self.source.depth, self.num_nodes - 1)
         self.declare(max_depth=depth, taps=self.source.taps, estimates=True)
         most = 1 + sum(kept for _, kept in self._levels)
-        if self.num_nodes > most:
-            raise ValueError(
-                f"num_nodes={self.num_nodes}; {self.source.depth} drafts a block and "
-                f"width={self.width} make {most} candidates, the root included: pass at most "
-                f"num_nodes={most}, or a greater width"
-            )
+        note = (
+            f": {self.source.depth} drafts a block and width={self.width} make {most} candidates, "
+            "the root included, and a greater width makes more"
+        )
+        within("num_nodes", self.num_nodes, 2, most, note)
 
     @property
     def _levels(self) -> list[tuple[int, int]]:

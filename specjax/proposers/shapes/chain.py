@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling, tree
-from specjax._internal.checks import counts, number, shown, within
+from specjax._internal.checks import counts, real, within
 from specjax._internal.prefix_sums import leading
 from specjax.contract import Context, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import Shape
@@ -49,12 +49,8 @@ class Chain(Shape[ParamsT, StateT, ReadingT]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_num_drafts(self.num_drafts)
-        threshold = number(self.confidence_threshold)
-        if threshold is None or not 0 <= threshold <= 1:
-            raise ValueError(
-                f"confidence_threshold={shown(self.confidence_threshold)}; it is a probability in "
-                "[0, 1], and 0 switches it off"
-            )
+        note = ", and 0 switches it off"
+        real("confidence_threshold", self.confidence_threshold, "[0, 1]", note)
         self.arrange(self.num_drafts + 1, self.num_drafts, self.num_drafts + 1)
 
     def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from specjax import sampling, tree
-from specjax._internal.checks import typed
+from specjax._internal.checks import settle, typed
 from specjax.contract import BlockSource, Context, MemoryT, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import BlockShape
 from specjax.proposers.shapes.choices import Choices
@@ -48,15 +48,18 @@ class ChoiceTree(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
         )
         tree.from_choices(choices)
         for choice in choices:
-            if len(choice) > most:
-                raise ValueError(
+            settle(
+                (
+                    len(choice) > most,
                     f"choice {choice} lies {len(choice)} tokens ahead, and there are {most} heads: "
-                    "leave it out"
-                )
-            if not 0 <= max(choice) < size:
-                raise ValueError(
-                    f"choice {choice} asks for more drafts than the vocabulary of {size} tokens has"
-                )
+                    "leave it out",
+                ),
+                (
+                    not 0 <= max(choice) < size,
+                    f"choice {choice} asks for more drafts than the vocabulary of {size} tokens "
+                    "has",
+                ),
+            )
         depth = max(map(len, self.choices))
         self.declare(
             num_nodes=len(self.choices) + 1,

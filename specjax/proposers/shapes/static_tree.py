@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling, tree
-from specjax._internal.checks import counts, items, shown
+from specjax._internal.checks import counts, listed, settle
 from specjax.contract import Context, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import Shape
 from specjax.types import Proposal
@@ -44,26 +44,24 @@ class StaticTree(Shape[ParamsT, StateT, ReadingT]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        levels = items(self.branching)
-        if levels is None:
-            raise ValueError(
-                f"branching={shown(self.branching)}; pass the children per node of each level, as "
-                "in (3, 2, 1)"
-            )
+        cure = "the children per node of each level, as in (3, 2, 1)"
+        size = self.source.vocab_size
+        levels = listed("branching", self.branching, cure)
         for level in levels:
             counts(branching=level)
         object.__setattr__(self, "branching", tuple(levels))  # a list would not be hashable
-        if not self.branching or min(self.branching) < 1:
-            raise ValueError(
-                f"branching={self.branching}; every level needs at least 1 child per node, "
-                "as in (3, 2, 1)"
-            )
-        size = self.source.vocab_size
-        if max(self.branching) > size:
-            raise ValueError(
-                f"branching={self.branching}; siblings are distinct tokens, and the vocabulary "
-                f"has only {size} tokens"
-            )
+        settle(
+            (
+                not levels or min(levels) < 1,
+                f"branching={self.branching}; every level needs at least 1 child per node, as in "
+                "(3, 2, 1)",
+            ),
+            (
+                max(levels, default=0) > size,
+                f"branching={self.branching}; siblings are distinct tokens, and the vocabulary has "
+                f"only {size} tokens",
+            ),
+        )
         nodes = sum(self._widths)
         self.arrange(nodes, len(self.branching), nodes)
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from specjax.serve.engine import Engine
 from specjax.serve.handle import Handle, Served
 from specjax.serve.http import answers, following, requests
-from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Tokenize
+from specjax.serve.http.fields import Body, Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
 from specjax.serve.http.problems import Problem, in_words_of, parse
 from specjax.text import Words
@@ -167,23 +167,32 @@ class Service:
         make: Callable[[], requests.Asked],
         chat: bool,
     ) -> Response:
-        def begin() -> tuple[answers.Writer, list[Handle]]:
+        asked, handles = await self._begin(body, make)
+        writer = answers.Writer.of(self.words, asked, chat, asked.depth, body.return_guesses)
+        if body.stream:
+            return self._stream(self._chunks(writer, handles, body), handles, lorax=False)
+        return JSONResponse(writer.whole(await self._served(request, handles)))
+
+    async def _begin(
+        self, body: Body, make: Callable[[], requests.Asked]
+    ) -> tuple[requests.Asked, list[Handle]]:
+        """Submits the requests of a body; their errors name its fields."""
+
+        def begin() -> tuple[requests.Asked, list[Handle]]:
             try:
                 asked = make()
-                writer = answers.Writer.of(
-                    self.words, asked, chat, asked.depth, body.return_guesses
-                )
-                return writer, self._submit(asked)
+                return asked, self._submit(asked)
             except ValueError as error:
                 raise in_words_of(body, error) from None
 
-        writer, handles = await following.in_thread(begin)
-        if body.stream:
-            return self._stream(self._chunks(writer, handles, body), handles, lorax=False)
+        return await following.in_thread(begin)
+
+    async def _served(self, request: Request, handles: list[Handle]) -> list[Served]:
+        """Waits for whole texts, unless the client goes away, and counts them."""
         with following.cancelling(handles):
             served = await following.unless_gone(request, following.all_of(handles))
         self._count(served)
-        return JSONResponse(writer.whole(served))
+        return served
 
     async def _chunks(
         self, writer: answers.Writer, handles: list[Handle], body: Sampled
@@ -252,20 +261,12 @@ class Service:
                 "them out, or start it with --logprobs 0", "details",
             )  # fmt: skip
 
-        def begin() -> tuple[requests.Asked, list[Handle]]:
-            try:
-                asked = requests.of_lorax(self.engine, body)
-                return asked, self._submit(asked)
-            except ValueError as error:
-                raise in_words_of(body, error) from None
-
-        asked, handles = await following.in_thread(begin)
+        make = functools.partial(requests.of_lorax, self.engine, body)
+        asked, handles = await self._begin(body, make)
         prompt = body.inputs if body.parameters.return_full_text else None
         if streams:
             return self._stream(self._lorax_chunks(asked, handles, prompt), handles, lorax=True)
-        with following.cancelling(handles):
-            served = await following.unless_gone(request, following.all_of(handles))
-        self._count(served)
+        served = await self._served(request, handles)
         answer = answers.lorax_whole(
             self.words, served[0], prompt, asked.seed, body.parameters.details
         )

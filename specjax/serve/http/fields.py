@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,7 +20,7 @@ class Body(BaseModel):
     refused: ClassVar[dict[str, str]] = {}
     """Fields of the API that this server does not honour, and what to do instead."""
 
-    done: ClassVar[dict[str, Any]] = {}
+    done: ClassVar[dict[str, object]] = {}
     """Values of refused fields that ask for what this server does anyway.  Of other refused fields
     those are accepted that switch something off."""
 
@@ -52,7 +52,7 @@ class Sampled(Body):
         "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
         "parallel_tool_calls",
     )  # fmt: skip
-    done: ClassVar[dict[str, Any]] = {
+    done: ClassVar[dict[str, object]] = {
         "skip_special_tokens": True, "tool_choice": "none", "function_call": "none", "best_of": 1,
         "modalities": ["text"],
     }  # fmt: skip
@@ -90,7 +90,7 @@ class Sampled(Body):
     logit_bias: dict[str, Number] | None = None
     stream: Flag = False
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, object] | None = None
     speculation: Speculation = Speculation()
     return_guesses: Flag = False  # who guessed each token: see docs/serving.md
 
@@ -114,12 +114,12 @@ class Completion(Sampled):
 
 
 class Chat(Sampled):
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, object]]
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Whole | None = None
     add_generation_prompt: Flag = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
     def called(self) -> dict[str, str]:
         newer = self.max_completion_tokens is not None or self.max_tokens is None
@@ -130,7 +130,7 @@ class Chat(Sampled):
 class Tokenize(Body):
     model: Text | None = None
     prompt: Text | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, object]] | None = None
     add_special_tokens: Flag = True
     add_generation_prompt: Flag = True
     return_token_strs: Flag = False
@@ -147,7 +147,7 @@ class LoraxParameters(Body):
         "return_k_alternatives": "use logprobs of /v1/completions",
         "truncate": "shorten the prompt yourself",
     }
-    done: ClassVar[dict[str, Any]] = {"typical_p": 1.0, "best_of": 1}
+    done: ClassVar[dict[str, object]] = {"typical_p": 1.0, "best_of": 1}
 
     adapter_id: Text | None = None
     max_new_tokens: Whole | None = None
@@ -160,7 +160,7 @@ class LoraxParameters(Body):
     top_k: Whole | None = None
     top_p: Number | None = None
     details: Flag = False
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, object] | None = None
     do_sample: Flag = False
 
 

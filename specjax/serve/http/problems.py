@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
@@ -96,6 +96,11 @@ class Problem(Exception):
         return JSONResponse(self.body(lorax), self.status, self.headers)
 
 
+def refuse(message: str, param: str | None = None, status: int = 400) -> NoReturn:
+    """Raises the `Problem` of a request that cannot be answered."""
+    raise Problem(status, message, param)
+
+
 def parse(kind: type[_BodyT], content: bytes) -> _BodyT:
     """Returns the fields of a body.
 
@@ -112,7 +117,7 @@ def parse(kind: type[_BodyT], content: bytes) -> _BodyT:
 def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
     """Checks a body that was read, as `parse` does; `inside` is the path to it, with a dot."""
     if not isinstance(fields, dict):
-        raise Problem(400, f"the body is a {type(fields).__name__}; send a JSON object")
+        refuse(f"the body is a {type(fields).__name__}; send a JSON object")
     known = [*kind.model_fields, *kind.refused]
     kept = {}
     for name, value in fields.items():
@@ -123,7 +128,7 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
             value = _ABSENT
         if name in kind.refused and value is not _ABSENT and not _asks_nothing(kind, name, value):
             at = inside + name
-            raise Problem(400, f"{at} is not supported: {kind.refused[name]}", at)
+            refuse(f"{at} is not supported: {kind.refused[name]}", at)
         if name in kind.model_fields:
             inner = kind.model_fields[name].annotation
             if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Body):
@@ -134,7 +139,7 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
         elif name not in kind.refused and name not in kind.ignored:
             near, at = difflib.get_close_matches(name, known, 1), inside + name
             cure = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
-            raise Problem(400, f"there is no field {at!r}; {cure}", at)
+            refuse(f"there is no field {at!r}; {cure}", at)
     try:
         return kind.model_validate(kept)
     except ValidationError as error:

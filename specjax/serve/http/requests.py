@@ -11,8 +11,16 @@ from specjax.constraints import JSONSchema
 from specjax.generation import Request, conversations, encode
 from specjax.serve.admission import Admitted
 from specjax.serve.engine import Engine
-from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Speculation, Tokenize
-from specjax.serve.http.problems import Problem
+from specjax.serve.http.fields import (
+    Chat,
+    Completion,
+    Lorax,
+    LoraxParameters,
+    Sampled,
+    Speculation,
+    Tokenize,
+)
+from specjax.serve.http.problems import refuse
 from specjax.text import unread_part
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions
@@ -71,7 +79,7 @@ def of_chat(engine: Engine, body: Chat, most: int) -> Asked:
     if new is None:
         new = max(1, engine.checker.room - len(ids[0]))
     if body.top_logprobs is not None and not body.logprobs:
-        raise Problem(400, "top_logprobs needs logprobs: true", "top_logprobs")
+        refuse("top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _asked(engine, body, ids, [new], logprobs, most)
 
@@ -84,9 +92,7 @@ def of_lorax(engine: Engine, body: Lorax) -> Asked:
         adapter = None
     if adapter not in (None, *models(engine)):
         listed = ", ".join(name for name, owner in models(engine).items() if owner) or "none"
-        raise Problem(
-            400, f"there is no adapter {adapter!r}; this server has {listed}", "adapter_id"
-        )
+        refuse(f"there is no adapter {adapter!r}; this server has {listed}", "adapter_id")
     # LoRAX decodes greedily unless it is told to sample.
     usual = 1.0 if _samples(asked) else 0.0
     sampled = Sampled(
@@ -106,7 +112,7 @@ def of_lorax(engine: Engine, body: Lorax) -> Asked:
     return _asked(engine, sampled, ids, [new], logprobs, 1)
 
 
-def _samples(asked: Any) -> bool:
+def _samples(asked: LoraxParameters) -> bool:
     settings = asked.temperature, asked.top_k, asked.top_p
     return asked.do_sample or any(value is not None for value in settings)
 
@@ -114,7 +120,7 @@ def _samples(asked: Any) -> bool:
 def of_tokenize(engine: Engine, body: Tokenize) -> list[int]:
     """Returns the token ids of a text or a conversation."""
     if (body.prompt is None) == (body.messages is None):
-        raise Problem(400, "send either prompt or messages", "prompt")
+        refuse("send either prompt or messages", "prompt")
     _owner(engine, body.model)
     if body.messages is not None:
         variables = {"add_generation_prompt": body.add_generation_prompt}
@@ -133,19 +139,21 @@ def _asked(
     most: int,
 ) -> Asked:
     if len(ids) * body.n > most:
-        raise Problem(
-            400, f"{len(ids)} prompts with n={body.n} are {len(ids) * body.n} texts; this server "
-            f"writes at most {most} for a request", "n",
-        )  # fmt: skip
+        refuse(
+            f"{len(ids)} prompts with n={body.n} are {len(ids) * body.n} texts; this server "
+            f"writes at most {most} for a request",
+            "n",
+        )
     constraint = _constraint(body.response_format)
     model, owner = _owner(engine, body.model)
     drafter, adapter = _drafting(body.speculation, owner)
     _check_logprobs(engine, body, logprobs)
     if constraint is not None and engine.checker.constraint_size is None:
-        raise Problem(
-            400, "this server takes no schemas, since it was started with --constraint-size 0 0: "
-            "leave response_format out", "response_format",
-        )  # fmt: skip
+        refuse(
+            "this server takes no schemas, since it was started with --constraint-size 0 0: "
+            "leave response_format out",
+            "response_format",
+        )
     seed = secrets.randbits(32) if body.seed is None else body.seed
     defaults = engine.target.defaults
     temperature = body.temperature
@@ -186,7 +194,7 @@ def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | No
     model = engine.target.name if model is None else model
     if model not in chosen:
         listed = ", ".join(chosen)
-        raise Problem(404, f"there is no model {model!r}; this server has {listed}", "model")
+        refuse(f"there is no model {model!r}; this server has {listed}", "model", 404)
     return model, chosen[model]
 
 
@@ -196,8 +204,8 @@ def _check_logprobs(engine: Engine, body: Sampled, logprobs: int | None) -> None
     if logprobs is None or (most is not None and logprobs <= most):
         return
     if most is None:
-        raise Problem(400, "this server records no log-probabilities: leave logprobs out", field)
-    raise Problem(400, f"{field}={logprobs}; this server records at most {most}", field)
+        refuse("this server records no log-probabilities: leave logprobs out", field)
+    refuse(f"{field}={logprobs}; this server records at most {most}", field)
 
 
 def _drafting(
@@ -208,14 +216,15 @@ def _drafting(
     if owner is None:
         return drafter, adapter
     if adapter not in (None, owner[1]):
-        raise Problem(
-            400, f"model={owner[1]!r} is an adapter, and speculation.adapter is {adapter!r}: "
-            "name one of them", "speculation",
-        )  # fmt: skip
+        refuse(
+            f"model={owner[1]!r} is an adapter, and speculation.adapter is {adapter!r}: "
+            "name one of them",
+            "speculation",
+        )
     return drafter or owner[0], owner[1]
 
 
-def _constraint(asked: Mapping[str, Any] | None) -> JSONSchema | None:
+def _constraint(asked: Mapping[str, object] | None) -> JSONSchema | None:
     """Returns the constraint of OpenAI's `response_format`, or of LoRAX's."""
     form = asked or {"type": "text"}
     kind, schema = form.get("type"), form.get("schema")
@@ -225,11 +234,11 @@ def _constraint(asked: Mapping[str, Any] | None) -> JSONSchema | None:
         inner = form.get("json_schema")
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
     if kind not in ("json_schema", "json_object") or not isinstance(schema, Mapping):
-        raise Problem(
-            400, f"response_format of the type {kind!r} without a schema is not supported: send "
+        refuse(
+            f"response_format of the type {kind!r} without a schema is not supported: send "
             '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
             "response_format",
-        )  # fmt: skip
+        )
     return JSONSchema(schema)
 
 
@@ -245,10 +254,10 @@ def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
     try:
         return {int(token): value for token, value in bias.items()}
     except ValueError:
-        raise Problem(400, "the keys of logit_bias are token ids", "logit_bias") from None
+        refuse("the keys of logit_bias are token ids", "logit_bias")
 
 
-def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Returns messages whose content is one text; OpenAI also allows a list of parts."""
     made = []
     for number, message in enumerate(messages):
@@ -259,7 +268,7 @@ def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 if kind != "text":
                     said = unread_part(part) if isinstance(part, dict) else None
                     said = said or f"has a part of the type {kind!r}: send parts of the type text"
-                    raise Problem(400, f"messages[{number}] {said}", "messages")
+                    refuse(f"messages[{number}] {said}", "messages")
             content = "".join(str(part.get("text", "")) for part in content)
         made.append({**message, "content": content})
     return made

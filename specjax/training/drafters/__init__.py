@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from specjax.training.drafters.anchors import draw_anchors
     from specjax.training.drafters.kinds import KINDS, default_taps, plan
     from specjax.training.drafters.learner import Drafts, Guess, Learner, Lesson
-    from specjax.training.drafters.vocabulary import draft_vocabulary, mask_token, token_counts
+    from specjax.training.drafters.vocabulary import draft_vocabulary, mask_token
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -23,5 +23,4 @@ __all__ = [
     "draw_anchors",
     "mask_token",
     "plan",
-    "token_counts",
 ]

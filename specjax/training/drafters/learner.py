@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.contract import Arrays
 from specjax.methods import PublishedSource, SharedParams, head_of
+from specjax.types import Weights
 
 
 @struct.dataclass
@@ -81,7 +81,7 @@ class Learner(abc.ABC):
     softcap: float | None = None
 
     @abc.abstractmethod
-    def init(self, key: Array) -> Arrays:
+    def init(self, key: Array) -> Weights:
         """Returns random parameters of the network; the job adds a head."""
 
     @abc.abstractmethod

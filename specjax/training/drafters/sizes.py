@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from specjax.models import TransformerConfig
-from specjax.options.fields import Options, option
+from specjax.options.fields import Options, count, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,11 +14,11 @@ class Sizes(Options):
 
     group = "drafter"
 
-    num_drafts: int = option(7, "depth of the drafts that are learned")
-    num_layers: int | None = option(
+    num_drafts: int = count(7, "depth of the drafts that are learned")
+    num_layers: int | None = count(
         None, "layers; by default 1 for eagle3 and 2 for the other kinds"
     )
-    mlp_size: int | None = option(None, "hidden size of the MLP; by default the target's")
+    mlp_size: int | None = count(None, "hidden size of the MLP; by default the target's")
     taps: tuple[int, ...] = option(
         (),
         "layers of the target whose outputs are read: 0 is the embedding, and i the output of "
@@ -29,10 +29,10 @@ class Sizes(Options):
         "train an output matrix of the drafter's own instead of using the target's; by default for "
         "eagle3 and peagle only",
     )
-    draft_vocab_size: int = option(
-        0, "know only so many tokens, the most frequent ones of --data; 0: all of the target's"
+    draft_vocab_size: int = count(
+        0, "know only so many tokens, the most frequent ones of --data; 0: all of the target's", 0
     )
-    markov_rank: int = option(256, "rank of the Markov head of dspark; 0: none")
+    markov_rank: int = count(256, "rank of the Markov head of dspark; 0: none", 0)
     markov_head: str = option("vanilla", "kind of that head", choices=("vanilla", "gated", "rnn"))
     confidence: bool = option(True, "dspark also learns to estimate its acceptance")
 

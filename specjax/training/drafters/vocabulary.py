@@ -5,21 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from specjax.models import LanguageModel
-from specjax.training.material import Material
 
 _PLACEHOLDERS = ("[PAD]", "<pad>", "<|pad|>", "<|mask|>", "[MASK]", "<mask>", "<|endoftext|>")
-
-
-def token_counts(material: Material, vocab_size: int) -> np.ndarray:
-    """Returns [V] the frequency of each token in the text, or learned in sequences with answers."""
-    counts = np.zeros(vocab_size, np.int64)
-    if material.text is not None:
-        for ids in material.text.blocks():
-            counts += np.bincount(ids, minlength=vocab_size)[:vocab_size]
-    if material.written is not None:
-        tokens, drawn = material.written.tokens[:, 1:], material.written.drawn > 0
-        counts += np.bincount(tokens[drawn], minlength=vocab_size)[:vocab_size]
-    return counts
 
 
 def draft_vocabulary(counts: np.ndarray, size: int, needed: tuple[int, ...]) -> np.ndarray:

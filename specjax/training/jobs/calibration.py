@@ -14,16 +14,16 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from specjax.files import read_json
 from specjax.options.fields import flag
 from specjax.parallel import leader
-from specjax.training.jobs.distill_options import AUTO, DistillOptions, annealing
-from specjax.training.loop import Job, fit
+from specjax.training.loop import Job, LoopOptions, fit
 from specjax.training.mesh import together
 from specjax.training.record import write
+from specjax.types import Json
 
 FILE = "auto.json"
 
@@ -31,28 +31,34 @@ Results = dict[str, dict[str, float | str]]
 """tau, tau_low and tau_high of each loss, or `failure` with a message."""
 
 
-class _Distillation(Job, Protocol):
-    """A job of `train.distill`, whose loss can be changed."""
-
-    options: DistillOptions
-
-    def with_options(self: T, options: DistillOptions, facts: Mapping[str, Any]) -> T: ...
+T = TypeVar("T", bound="Trainable")
 
 
-T = TypeVar("T", bound=_Distillation)
+class Trainable(Job, Protocol):
+    """A job whose loss and other options can be changed."""
+
+    @property
+    def options(self) -> LoopOptions: ...
+
+    def with_loss(self: T, loss: str, facts: Mapping[str, Json], **changes: object) -> T: ...
 
 
-def calibrated(job: T) -> T:
+def calibrated(job: T, losses: Sequence[str], steps: int, prompts: int) -> T:
     """Returns the job with the loss that reaches the best tau on a short schedule.
 
     A finished training is not repeated, and an interrupted one resumes.
+
+    Args:
+      job: the job.
+      losses: the losses that are compared.
+      steps: of each training.
+      prompts: held-out prompts on which tau is measured.
 
     Raises:
       ValueError: `auto.json` was written with other options, or training failed with every loss.
     """
     options, out = job.options, pathlib.Path(job.options.out)
-    assert options.loss == AUTO
-    path, fixed, steps, results = out / FILE, _fixed(options), options.auto, Results()
+    path, fixed, results = out / FILE, _fixed(options), Results()
     if path.exists():
         before = read_json(path)
         if not {"options", "steps", "losses"} <= set(before):
@@ -60,15 +66,15 @@ def calibrated(job: T) -> T:
         if not options.accept_changes:
             _check(path, before["options"], fixed)
         steps, results = before["steps"], before["losses"]
-    for loss in options.auto_losses:
+    for loss in losses:
         if loss not in results:
             print(f"--loss auto: {steps} steps with {loss}", flush=True)
-            results[loss] = _try(job, loss, steps, out / "auto" / loss)
+            results[loss] = _try(job, loss, steps, prompts, out / "auto" / loss)
             if leader():
                 facts = {"options": fixed, "steps": steps, "losses": results}
                 write(path, json.dumps(facts, indent=2) + "\n")
         print(f"--loss auto: {loss}: {_said(results[loss])}", flush=True)
-    asked = {loss: results[loss] for loss in options.auto_losses}
+    asked = {loss: results[loss] for loss in losses}
     taus = {loss: float(found["tau"]) for loss, found in asked.items() if "tau" in found}
     if not taus:
         raise ValueError(f"--loss auto: training failed with every loss; {path} has the messages")
@@ -77,34 +83,23 @@ def calibrated(job: T) -> T:
     if leader():
         shutil.rmtree(out / "auto", ignore_errors=True)
     together(f"chose {chosen}")
-    options = dataclasses.replace(options, loss=chosen)
-    options = dataclasses.replace(options, anneal_steps=annealing(options))
-    return job.with_options(options, {"auto": {"chosen": chosen, "losses": asked}})
+    return job.with_loss(chosen, {"auto": {"chosen": chosen, "losses": asked}})
 
 
-def _try(job: _Distillation, loss: str, steps: int, out: pathlib.Path) -> dict[str, float | str]:
-    o = job.options
-    options = dataclasses.replace(
-        o,
-        loss=loss,
-        out=str(out),
-        steps=steps,
-        eval_every=steps,
-        eval_prompts=o.auto_prompts,
-        stop_at=0,
-        patience=0,
-        curves=False,
-        tensorboard=False,
-    )
-    options = dataclasses.replace(options, anneal_steps=annealing(options))
+def _try(
+    job: Trainable, loss: str, steps: int, prompts: int, out: pathlib.Path
+) -> dict[str, float | str]:
+    short = {"out": str(out), "steps": steps, "eval_every": steps, "eval_prompts": prompts}
+    whole = {"stop_at": 0, "patience": 0, "curves": False, "tensorboard": False}
+    trial = job.with_loss(loss, {}, **short, **whole)
     try:
-        report = fit(job.with_options(options, {}), options)
+        report = fit(trial, trial.options)
     except FloatingPointError as error:
         return {"failure": str(error)}
     return {name: report[name] for name in ("tau", "tau_low", "tau_high") if name in report}
 
 
-def _fixed(options: DistillOptions) -> dict[str, Any]:
+def _fixed(options: LoopOptions) -> dict[str, Json]:
     """Returns the options and inputs on which a calibration depends."""
     fields = dataclasses.fields(options)
     free = {field.name for field in fields if field.metadata.get("free")} | {"auto_losses"}
@@ -112,7 +107,7 @@ def _fixed(options: DistillOptions) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
-def _check(path: pathlib.Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _check(path: pathlib.Path, before: dict[str, Json], now: dict[str, Json]) -> None:
     changes = [
         f"{flag(name)} was {before[name]} and is {now[name]}"
         for name in sorted(before.keys() & now.keys())

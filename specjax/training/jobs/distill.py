@@ -13,37 +13,31 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.contract import Arrays
+from specjax.contract import Proposer
 from specjax.decoding import Decoder
 from specjax.files import TOKENIZER
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel, LinenModel, head_matrix
 from specjax.options.command import parse, run
+from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
 from specjax.proposers import NoProposer
 from specjax.rules import Match
-from specjax.sampling import Sampling
-from specjax.training import accepted, dataset, online
-from specjax.training.corpus import Tokens, starts_of_documents
-from specjax.training.dataset import initial_hash, model_hashes
+from specjax.training import accepted, online
+from specjax.training.checkpoints import saved_steps
+from specjax.training.corpus import starts_of_documents
 from specjax.training.divergences import DIVERGENCES, blend
-from specjax.training.jobs.distill_options import (
-    ACCEPTED_LENGTH,
-    AUTO,
-    DistillOptions,
-    annealing,
-)
+from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
-from specjax.training.loop import fit
+from specjax.training.loop import fit, mesh_of_run
 from specjax.training.losses import (
     Teacher,
     against,
@@ -56,55 +50,248 @@ from specjax.training.losses import (
     recorded_agreement,
     with_cap,
 )
-from specjax.training.material import gather, held_out_prompts, learned, mixed, rows_of
-from specjax.training.measure import measure_tau
-from specjax.training.mesh import lay_batch, mesh_of_run
-from specjax.training.mixture import Mixture
+from specjax.training.material import Material, learned
+from specjax.training.mesh import lay_batch
 from specjax.training.ordering import Rows
-from specjax.training.record import named
-from specjax.training.recorded import CANDIDATES, Recorded
-from specjax.training.recordings import open_teacher, share_of_answers, target_of
-from specjax.training.sources import sample, share_of_target, with_starts
+from specjax.training.record import RUN, named, num_params, read_run
+from specjax.training.recorded import CANDIDATES
+from specjax.training.recordings import (
+    RecordedMaterial,
+    open_teacher,
+    share_of_answers,
+    target_of,
+)
+from specjax.training.sources import SampledOptions, sampled, with_starts
 from specjax.training.student import (
+    SIZES,
+    ModelOptions,
+    Start,
     check_initial,
+    exit_of,
     initial_params,
     make_model,
     no_wider,
     read,
     save_student,
 )
-from specjax.training.targets import fitted, load_target, reader
+from specjax.training.targets import ServingOptions, fitted, load_target, reader
 from specjax.training.top import folded, top_of
-from specjax.training.written import Written
-from specjax.types import DecodeState, Params
-
-Batch = Mapping[str, Array]
-"""A batch of `Distill.batch`, as the traced loss sees it."""
+from specjax.training.trees import Batch, Row, Tree
+from specjax.types import ArrayTree, DecodeState, Json, Params
 
 ROWS = 4
 """Rows of a held-out batch."""
 
+ACCEPTED_LENGTH = "accepted-length"
+AUTO = "auto"
+_FLAT = ("total-variation", ACCEPTED_LENGTH)
+"""Losses whose gradient nearly vanishes where draft and target share little probability."""
 
-@dataclasses.dataclass(eq=False)
-class Distill:
-    """Trains a draft by a divergence from a frozen target, or by the expected accepted length."""
 
-    options: DistillOptions
-    draft: LinenModel
-    target: LanguageModel
-    text: Tokens | Mixture | None
-    held_out: Tokens | Mixture | Written
-    written: Written | None
-    end: int | None  # the token that starts a document, if documents are isolated; else None
-    inputs: dict[str, str]
-    mesh: Mesh | None = None
-    trained: tuple[str, ...] | None = None  # which of the draft's parameters; None: all
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for `run.json`
+@dataclasses.dataclass(frozen=True)
+class DistillOptions(ModelOptions, ServingOptions, SampledOptions):
+    """The target, the data, the draft's sizes, and the loop."""
+
+    group = "distillation"
+    common = (
+        "target", "dtype", "data", "teacher", "hidden_size", "num_layers", "num_heads",
+        "initial", "like", "mesh", "steps", "batch_size", "learning_rate", "optimizer",
+        "out", "sequence_length", "seed", "eval_every", "save_every", "curves", "loss",
+        "num_drafts", "temperature", "top_k", "top_p", "sampled_fraction",
+        "draft_fraction", "online", "sampled_sequences", "eval_prompts",
+    )  # fmt: skip
+
+    loss: str = option(
+        "forward-kl",
+        "training loss; auto: a short training with each of --auto-losses, and the one with the "
+        "best tau",
+        choices=(*DIVERGENCES, ACCEPTED_LENGTH, AUTO),
+    )
+    auto_losses: tuple[str, ...] = option(
+        ("forward-kl", "jensen-shannon", "total-variation", "log-acceptance", "adaptive"),
+        "losses that --loss auto compares",
+        choices=tuple(DIVERGENCES),
+    )
+    auto_steps: int = count(0, "steps with each of them; 0: a twentieth of --steps, at least 20", 0)
+    auto_prompts: int = count(32, "held-out prompts on which their tau is measured")
+    top: int = count(
+        0,
+        "let only so many of the target's likeliest tokens count one by one, and all others as "
+        "one; 0: all of them, or as many as --teacher has",
+        0,
+    )
+    anneal_steps: int | None = count(
+        None,
+        "steps over which the loss changes linearly from forward KL to --loss; 0: none; by default "
+        "4/5 of --steps for total-variation and accepted-length without --initial, else none",
+        0,
+    )
+    num_drafts: int = count(
+        4, "draft tokens per step (gamma), for accepted-length, --online and --eval-prompts"
+    )
+    draft_fraction: float = option(
+        0.0, "fraction of the sequences that the draft writes during the training step", "[0, 1]"
+    )
+    pack: bool = option(
+        False,
+        "put several short sequences with answers into one row; they do not attend to each other",
+    )
+    learn_prompts: bool = option(False, "also learn the prompts of sequences with answers")
+    mix: str = option(
+        "sequence",
+        "whether every batch mixes the sources, or each batch has a single source",
+        choices=("sequence", "batch"),
+    )
+    eval_batches: int = count(32, "held-out batches per evaluation")
+    like: str | None = option(
+        None,
+        "target, or the folder of a model whose family, positions and sizes a student with random "
+        "weights has",
+    )
+    from_layers: tuple[int, ...] = option(
+        (),
+        "start from these layers of --like (default: the target), with its embedding, final norm "
+        "and output matrix",
+    )
+    early_exit: int | None = count(
+        None,
+        "the draft is the first so many layers of the target with its output matrix, which all "
+        "stay; a final norm for the exit is trained",
+    )
+
+    new_sizes: ClassVar[Mapping[str, int]] = dict(zip(SIZES, (128, 352, 1, 2, 1), strict=True))
 
     def __post_init__(self):
-        # The settings are constants of the compiled program, so filters that are off cost nothing.
-        plain = self.options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
-        self.serving = None if plain else Sampling.create(1, **self.options.settings)
+        super().__post_init__()
+        if self.early_exit is not None and self.dtype == "int8":
+            raise ValueError(
+                "--early-exit writes the target's layers into a folder, which --dtype int8 has "
+                "rounded: pass float32 or bfloat16"
+            )
+        continues = self.teacher is None or self.measures_tau
+        if continues and self.sampled_prompt >= self.sequence_length:
+            raise ValueError(
+                f"--sampled-prompt is {self.sampled_prompt}; it must be shorter than a sequence "
+                f"(--sequence-length {self.sequence_length})"
+            )
+        share = self.sampled_fraction
+        if share is not None and share + self.draft_fraction > 1:
+            raise ValueError(
+                f"--sampled-fraction {self.sampled_fraction} and --draft-fraction "
+                f"{self.draft_fraction} add up to more than 1"
+            )
+        if self.loss == "reverse-kl" and (self.temperature == 0 or self.top_k or self.top_p < 1):
+            raise ValueError(
+                "--loss reverse-kl is infinite where the target gives a token no probability "
+                "(--temperature 0, --top-k, --top-p): take jensen-shannon or total-variation"
+            )
+        if self.loss == ACCEPTED_LENGTH and (
+            self.online or self.draft_fraction or (share is not None and share < 1)
+        ):
+            raise ValueError(
+                "--loss accepted-length is a mean over text that the target wrote: pass "
+                "--sampled-fraction 1, and neither --online nor --draft-fraction"
+            )
+        for loss in self.auto_losses if self.loss == AUTO else ():
+            dataclasses.replace(self, loss=loss)  # raises ValueError where this loss cannot be
+        self._check_teacher()
+        if self.top and self.loss == ACCEPTED_LENGTH:
+            raise ValueError("--loss accepted-length reads every token's probability: no --top")
+        if self.pack and self.loss == ACCEPTED_LENGTH:
+            raise ValueError(
+                "--loss accepted-length needs to know where each sequence was cut: no --pack"
+            )
+        if self.num_drafts > self.sequence_length or (self.online and not self.online_steps):
+            raise ValueError(
+                f"--sequence-length {self.sequence_length} has no room for --num-drafts "
+                f"{self.num_drafts}"
+                + f" after --sampled-prompt {self.sampled_prompt}"
+                * self.online
+            )
+
+    def _check_teacher(self) -> None:
+        """Raises ValueError for objectives that cannot be learned from a recording."""
+        asks = {
+            "--online": self.online,
+            "--draft-fraction": self.draft_fraction,
+            "--early-exit": self.early_exit is not None,
+            f"--loss {ACCEPTED_LENGTH}": self.loss == ACCEPTED_LENGTH,
+            "--pack": self.pack,
+        }
+        measures = {"--eval-prompts": self.eval_prompts, f"--loss {AUTO}": self.loss == AUTO}
+        self.check_teacher(asks, measures)
+        if self.teacher and self.from_layers and self.like is None and not self.target:
+            raise ValueError(
+                "--from-layers takes weights of the target: pass --target, too, or --like FOLDER"
+            )
+
+    @property
+    def sources(self) -> dict[str, object]:
+        given = {**super().sources, "early_exit": self.early_exit}
+        return {name: value for name, value in given.items() if value}
+
+    @property
+    def auto(self) -> int:
+        """The steps with each loss that `--loss auto` compares."""
+        return self.auto_steps or min(self.steps, max(20, self.steps // 20))
+
+    @property
+    def model_like(self) -> str | None:
+        by_default = self.like is None and self.from_layers
+        return self.words if by_default or self.like == "target" else self.like
+
+    @property
+    def start(self) -> Start | None:
+        if self.early_exit is None:
+            start = super().start
+            if start is not None and self.from_layers and start.folder == self.target:
+                start = dataclasses.replace(start, lora=self.lora)
+            return start
+        layers = tuple(range(self.early_exit))
+        name = f"--early-exit {self.early_exit}"
+        return Start(self.target, name, layers=layers, lora=self.lora)
+
+    @property
+    def measures_tau(self) -> bool:
+        return bool(self.eval_prompts) or self.loss == AUTO
+
+    def share_beside_text(self, has_answers: bool) -> float:
+        return 1.0 if self.loss == ACCEPTED_LENGTH else min(0.5, 1 - self.draft_fraction)
+
+    @property
+    def online_steps(self) -> int:
+        """The steps of speculation that fit into a sequence even if every draft is accepted."""
+        return (self.sequence_length - self.sampled_prompt) // (self.num_drafts + 1)
+
+
+def annealing(options: DistillOptions) -> int:
+    """Returns `--anneal-steps`, or its default.
+
+    A resumed run keeps the number that it began with.  A new run without `--initial` anneals for
+    4/5 of its steps if its loss needs it, because a random draft shares little with the target.
+
+    Raises:
+      ValueError: the `run.json` of a resumed run cannot be read.
+    """
+    if options.anneal_steps is not None:
+        return options.anneal_steps
+    out = pathlib.Path(options.out)
+    if saved_steps(out) and (run := read_run(out / RUN, options.accept_changes)) is not None:
+        return run["options"].get("anneal_steps") or 0
+    return options.steps * 4 // 5 if options.loss in _FLAT and options.initial is None else 0
+
+
+@dataclasses.dataclass(eq=False)
+class Distill(TaughtJob[DistillOptions]):
+    """Trains a draft by a divergence from a frozen target, or by the expected accepted length."""
+
+    draft: LinenModel
+    end: int | None = None  # the token that starts a document, if documents are isolated; else None
+    trained: tuple[str, ...] | None = None  # which of the draft's parameters; None: all
+    facts: Mapping[str, Json] = dataclasses.field(default_factory=dict)  # for `run.json`
+
+    def __post_init__(self):
+        self.serving = self.options.serving
         self.reader = reader(self.target)
         self.cap = self.draft.module.config.logit_softcap
         # Equal tokenizers may be padded to other sizes; ids beyond the smaller one are not tokens.
@@ -114,20 +301,18 @@ class Distill:
         names = jax.eval_shape(self.draft.init, jax.random.key(0)) if self.trained else ()
         self.shared = tuple(name for name in names if name not in (self.trained or ()))
 
-    def with_options(self, options: DistillOptions, facts: Mapping[str, Any]) -> Distill:
-        """Returns the same job with other options, and more for its `run.json`."""
+    def with_loss(self, loss: str, facts: Mapping[str, Json], **changes: Any) -> Distill:
+        """Returns the same job with another loss and options, and more for its `run.json`."""
+        options = dataclasses.replace(self.options, loss=loss, **changes)
+        options = dataclasses.replace(options, anneal_steps=annealing(options))
         return dataclasses.replace(self, options=options, facts={**self.facts, **facts})
 
     @property
-    def frozen(self) -> Arrays:
-        return self.target.params
+    def initial(self) -> str | None:
+        start = self.options.start
+        return start.folder if start is not None and start.has_weights else None
 
-    @property
-    def tokenizer(self) -> tokenizers.Tokenizer:
-        assert self.target.tokenizer is not None  # `gather` has checked it
-        return self.target.tokenizer
-
-    def init(self) -> Arrays:
+    def init(self) -> Tree:
         if self.trained is None:
             return initial_params(self.draft, self.options, self.mesh)
         return {
@@ -135,11 +320,11 @@ class Distill:
             for name in self.trained
         }
 
-    def whole(self, params: Arrays, frozen: Arrays) -> Arrays:
+    def whole(self, params: Tree, frozen: Tree) -> Tree:
         """Returns all parameters of the draft: the trained ones, and the target's."""
         return {**{name: frozen[name] for name in self.shared}, **params}
 
-    def batch(self, step: int) -> dict[str, np.ndarray]:
+    def batch(self, step: int) -> Row:
         o, batch = self.options, self.batches[step]
         share = min(1.0, step / o.anneal_steps) if o.anneal_steps else 1.0
         return {**batch, "share": np.full(o.batch_size, share, np.float32)}
@@ -148,14 +333,12 @@ class Distill:
     def batches(self) -> Rows:
         """Returns the rows of each step."""
         o = self.options
-        if o.online:  # all texts are windows, which both models continue in the step
-            return mixed(self.text, None, o.sequence_length, o.batch_size, o.seed, 0.0)
-        return mixed(
-            self.text, self.written, o.sequence_length, o.batch_size, o.seed,
-            o.sampled_fraction or 0.0, o.draft_fraction, o.mix == "batch",
-        )  # fmt: skip
+        share = 0.0 if o.online else o.sampled_fraction or 0.0  # online both models continue text
+        own = 0.0 if o.online else o.draft_fraction
+        whole = o.mix == "batch" and not o.online
+        return self.material.batches(o.sequence_length, o.batch_size, o.seed, share, own, whole)
 
-    def loss(self, params: Arrays, frozen: Arrays, batch: Batch) -> tuple[Array, dict[str, Array]]:
+    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         o, params = self.options, self.whole(params, frozen)
         if o.online:
             return self._online(params, frozen, batch)
@@ -171,7 +354,7 @@ class Distill:
         return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
 
     def _accepted_length(
-        self, params: Arrays, frozen: Arrays, batch: Batch, tokens: Array
+        self, params: Tree, frozen: Tree, batch: Batch, tokens: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Returns 1 - E[N] / gamma, blended with forward KL while it is annealed."""
         o = self.options
@@ -191,7 +374,7 @@ class Distill:
         expected = jnp.sum(counts * length) / jnp.maximum(weight, 1)
         return mean, {"weight": weight, "expected_accepted_length": expected}
 
-    def _teacher(self, frozen: Arrays) -> Teacher:
+    def _teacher(self, frozen: Tree) -> Teacher:
         cap = self.target.model.module.config.logit_softcap
         return Teacher(head_matrix(frozen), cap, self.size)
 
@@ -200,7 +383,7 @@ class Distill:
         return batch["share"][0] if self.options.anneal_steps else None
 
     def _read(
-        self, params: Arrays, frozen: Arrays, tokens: Array, starts: Array | None = None
+        self, params: Tree, frozen: Tree, tokens: Array, starts: Array | None = None
     ) -> tuple[Array, Array]:
         """Returns hidden states [B * T, E] of the draft and of the target."""
         inputs = tokens[:, :-1]
@@ -210,8 +393,8 @@ class Distill:
     def _rows(
         self,
         statistics: Callable[..., Array],
-        params: Arrays,
-        frozen: Arrays,
+        params: Tree,
+        frozen: Tree,
         tokens: Array,
         labelled: bool,
     ) -> Array:
@@ -228,7 +411,7 @@ class Distill:
         o, keys = self.options, online.row_keys(self.options.seed, batch["number"])
         return online.begin(decoder, params, batch["tokens"], o.sampled_prompt, o.settings, keys)
 
-    def _continue(self, params: Arrays, batch: Batch) -> Array:
+    def _continue(self, params: Tree, batch: Batch) -> Array:
         """Returns the tokens of a batch; the draft as it is now generates its `own` rows."""
         tokens, own = batch["tokens"], batch["own"]
         decoder = Decoder(self.draft, NoProposer(), Match(), (), tokens.shape[1])
@@ -240,17 +423,14 @@ class Distill:
 
         return jax.lax.cond(own.any(), write, lambda: tokens)
 
-    def speculator(self, capacity: int, eos: tuple[int, ...] = ()) -> Decoder:
-        """Returns a decoder of the target with the draft as it is being trained."""
-        size = self.target.model.vocab_size
-        proposer = DraftModel(self.draft, size, self.options.num_drafts)
-        return Decoder(self.target.model, proposer, Match(), eos, capacity)
+    @property
+    def proposer(self) -> Proposer[ArrayTree, ArrayTree]:
+        """The draft as it is being trained."""
+        return DraftModel(self.draft, self.target.model.vocab_size, self.options.num_drafts)
 
-    def _online(
-        self, params: Arrays, frozen: Arrays, batch: Batch
-    ) -> tuple[Array, dict[str, Array]]:
+    def _online(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         o = self.options
-        decoder = self.speculator(o.sequence_length)
+        decoder = Decoder(self.target.model, self.proposer, Match(), (), o.sequence_length)
         arrays = Params(frozen, jax.lax.stop_gradient(params))
         rollout = online.roll_out(
             decoder, arrays, self._prefill(decoder, arrays, batch), o.online_steps
@@ -274,65 +454,42 @@ class Distill:
         tau = rollout.emitted.mean() / o.online_steps
         return total / len(target), {"online_tau": tau}
 
+    measures = ("kl", "alpha", "same_argmax")
+
     @functools.cached_property
-    def _measure(self) -> Callable[..., Array]:
-        def mean(
-            params: Arrays, frozen: Arrays, tokens: Array, drawn: Array, counted: Array
-        ) -> Array:
-            weight = learned(drawn, self.options.learn_prompts) * counted[:, None]
-            values = self._rows(agreement, params, frozen, tokens, False)
+    def _measure(self) -> Callable[[Tree, Tree, Batch], Array]:
+        def mean(params: Tree, frozen: Tree, batch: Batch) -> Array:
+            weight = learned(batch["drawn"], self.options.learn_prompts) * batch["counted"][:, None]
+            values = self._agreement(params, frozen, batch)
             return (weight * values).sum((1, 2)) / weight.sum()
 
         return jax.jit(mean)
 
-    def evaluate(self, params: Arrays) -> dict[str, float]:
-        o, params = self.options, self.whole(params, self.frozen)
-        held_out, means = rows_of(self.held_out, o.sequence_length, 0).batch(ROWS), []
-        for i in range(o.eval_batches):
-            rows = held_out[i]
-            batch = (rows["tokens"], rows["drawn"], np.ones(ROWS, np.float32))
+    def _agreement(self, params: Tree, frozen: Tree, batch: Batch) -> Array:
+        """Returns [3, B, T] the `measures` of each token."""
+        return self._rows(agreement, params, frozen, batch["tokens"], False)
+
+    def evaluate(self, params: Tree) -> dict[str, float]:
+        params = self.whole(params, self.frozen)
+        report = {f"held_out_{name}": value for name, value in self.held_out(params).items()}
+        arrays = Params(self.target.params, params)
+        return report | self.tau(self.proposer, arrays, self.options.settings)
+
+    def held_out(self, params: Tree) -> dict[str, float]:
+        """Returns means over held-out batches."""
+        rows, means = self.material.test(self.options.sequence_length, ROWS), []
+        for index in range(self.options.eval_batches):
+            batch = {**rows[index], "counted": np.ones(ROWS, np.float32)}
             # Padding rows have weight 0, so every mesh measures the same text.
             batch = lay_batch(filled(batch, row_parts(self.mesh)), self.mesh)
-            means.append(to_host(self._measure(params, self.frozen, *batch)))
-        kl, alpha, same = np.mean(means, axis=0)
-        report = {
-            "held_out_kl": float(kl),
-            "held_out_alpha": float(alpha),
-            "held_out_same_argmax": float(same),
-        }
-        return report | self._tau(params)
-
-    def _tau(self, params: Arrays) -> dict[str, float]:
-        """Returns tau on held-out prompts with the decoder, if --eval-prompts asks for it."""
-        o = self.options
-        if not o.eval_prompts:
-            return {}
-        longest = o.sequence_length - o.eval_tokens
-        prompts = held_out_prompts(
-            self.held_out, o.eval_prompts, o.sequence_length, o.sampled_prompt, longest
-        )
-        room = max(map(len, prompts)) + o.eval_tokens + o.num_drafts
-        decoder = self.speculator(room, self.target.eos)
-        arrays = Params(self.target.params, params)
-        return measure_tau(decoder, arrays, prompts, o.eval_tokens, settings=o.settings)
-
-    def show(self, batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens, and which of them are learned, for --show-mask.
-
-        Raises:
-          ValueError: with --online there are no tokens before a step.
-        """
-        if self.options.online:
-            raise ValueError(
-                "--show-mask: with --online the draft learns from drafts that it makes in the step"
-            )
-        return batch["tokens"], np.asarray(learned(batch["drawn"], self.options.learn_prompts))
+            means.append(to_host(self._measure(params, self.frozen, batch)))
+        return dict(zip(self.measures, np.mean(means, axis=0).tolist(), strict=True))
 
     def goal(self, report: dict[str, float]) -> float:
         """Returns tau where it is measured (it can fall while the loss improves); else -KL."""
-        return report.get("tau", -report["held_out_kl"])
+        return report.get("tau", -report[f"held_out_{self.measures[0]}"])
 
-    def export(self, params: Arrays, folder: pathlib.Path) -> None:
+    def export(self, params: Tree, folder: pathlib.Path) -> None:
         # The target's EOS tokens may differ from the corpora's, and there may be several.
         files = {} if self.options.initial else self.target.files
         save_student(
@@ -346,32 +503,32 @@ class Distill:
         )
 
 
-def filled(arrays: Arrays, parts: int) -> Arrays:
-    """Returns arrays padded with rows of zeros until `parts` divides their number of rows."""
-    return jax.tree.map(
-        lambda x: np.pad(x, ((0, -len(x) % parts), *((0, 0),) * (x.ndim - 1))), arrays
-    )
+def filled(rows: Row, parts: int) -> Row:
+    """Returns rows padded with rows of zeros until `parts` divides their number."""
+    return {
+        name: np.pad(x, ((0, -len(x) % parts), *((0, 0),) * (x.ndim - 1)))
+        for name, x in rows.items()
+    }
 
 
 @dataclasses.dataclass(eq=False)
 class DistillRecorded(Distill):
     """Trains a draft by a divergence from the log-probabilities of a recording."""
 
-    teacher: Recorded = dataclasses.field(kw_only=True)
+    measures = ("kl_at_least", "alpha_at_least", "alpha_at_most", "same_argmax")
 
     @property
-    def frozen(self) -> Arrays:
+    def frozen(self) -> Tree:
         return {}
 
     @functools.cached_property
     def batches(self) -> Rows:
-        o = self.options
-        share, whole = o.sampled_fraction or 0.0, o.mix == "batch"
-        return self.teacher.batches(o.batch_size, share, o.seed, whole).map(
-            lambda rows: {**rows, **{name: rows[name][:, :, : o.top] for name in CANDIDATES}}
+        top = self.options.top
+        return super().batches.map(
+            lambda rows: {**rows, **{name: rows[name][:, :, :top] for name in CANDIDATES}}
         )
 
-    def loss(self, params: Arrays, frozen: Arrays, batch: Batch) -> tuple[Array, dict[str, Array]]:
+    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         o = self.options
         weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
         hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
@@ -380,70 +537,18 @@ class DistillRecorded(Distill):
         )
         return total / weight.sum().clip(1), {"weight": weight.sum()}
 
-    @functools.cached_property
-    def _bounds(self) -> Callable[..., Array]:
-        def mean(params: Arrays, batch: Batch) -> Array:
-            weight = learned(batch["drawn"], self.options.learn_prompts) * batch["counted"][:, None]
-            hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
-            values = chunked_rows(with_cap(recorded_agreement, self.cap))(
-                hidden, head_matrix(params), _flat(batch), (self.serving,)
-            )
-            return (weight.reshape(-1, 1) * values).sum(0) / weight.sum()
-
-        return jax.jit(mean)
-
-    def evaluate(self, params: Arrays) -> dict[str, float]:
-        means = []
-        for index in range(self.options.eval_batches):
-            batch = self.teacher.held_out(index * ROWS, ROWS)
-            batch["counted"] = np.ones(ROWS, np.float32)
-            # Padding rows have weight 0, so every mesh measures the same text.
-            batch = lay_batch(filled(batch, row_parts(self.mesh)), self.mesh)
-            means.append(to_host(self._bounds(params, batch)))
-        names = ("kl_at_least", "alpha_at_least", "alpha_at_most", "same_argmax")
-        values = np.mean(means, axis=0).tolist()
-        report = {f"held_out_{name}": value for name, value in zip(names, values, strict=True)}
-        return report | self._tau(params)
-
-    def goal(self, report: dict[str, float]) -> float:
-        return report.get("tau", -report["held_out_kl_at_least"])
+    def _agreement(self, params: Tree, frozen: Tree, batch: Batch) -> Array:
+        hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
+        values = chunked_rows(with_cap(recorded_agreement, self.cap))(
+            hidden, head_matrix(params), _flat(batch), (self.serving,)
+        )
+        return jnp.moveaxis(values.reshape(*batch["drawn"].shape, -1), -1, 0)
 
 
 def _flat(batch: Batch) -> tuple[Array, Array]:
     """Returns the recorded ids and log-probabilities [B * T, k]."""
     ids, log_probs = batch["top_ids"], batch["top_log_probs"]
     return ids.reshape(-1, ids.shape[-1]), log_probs.reshape(-1, ids.shape[-1])
-
-
-def taught(
-    options: DistillOptions, mesh: Mesh | None
-) -> tuple[DistillOptions, LanguageModel, Recorded]:
-    """Returns the recording that a run learns from.
-
-    Returns:
-      The options, some of which are taken from the recording; the target, which has parameters only
-      if tau is measured with it; and the recording.
-
-    Raises:
-      ValueError: the recording is damaged or not complete, another target made it, or it was made
-        for other options.
-    """
-    teacher = open_teacher(
-        options, options.isolate_documents, dtype=options.dtype, settings=options.settings
-    )
-    request = teacher.request
-    if options.top > request.top:
-        raise ValueError(
-            f"--top is {options.top}; --teacher {options.teacher} has {request.top} "
-            "log-probabilities of each token: pass no more, or record it again"
-        )
-    options = dataclasses.replace(
-        options,
-        top=options.top or request.top,
-        sampled_fraction=share_of_answers(options.sampled_fraction, teacher),
-    )
-    whole = bool(options.eval_prompts) or options.loss == AUTO
-    return options, target_of(teacher, options, mesh, whole), teacher
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -458,9 +563,9 @@ def distill(options: DistillOptions) -> None:
     if options.loss == AUTO:
         if options.show_mask:
             raise ValueError("--show-mask shows the batches of one loss: name it, not --loss auto")
-        from specjax.training.jobs.calibration import calibrated
+        from specjax.training.jobs.calibration import calibrated  # few runs need it
 
-        job = calibrated(job)
+        job = calibrated(job, options.auto_losses, options.auto, options.auto_prompts)
     if job.options.anneal_steps:
         print(
             f"the loss changes from forward KL to --loss {job.options.loss} in the first "
@@ -482,69 +587,61 @@ def make_job(options: DistillOptions) -> Distill:
     options.check_source()
     if options.loss != AUTO:
         options = dataclasses.replace(options, anneal_steps=annealing(options))
-    mesh = mesh_of_run(options)
-    return _recorded(options, mesh) if options.teacher else _beside_target(options, mesh)
-
-
-def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
-    """Returns a job whose target is in memory."""
-    out = pathlib.Path(options.out)
-    target = load_target(options, options.dtype, mesh)
-    options = no_wider(fitted(options, target), target.model.module.config)
+    mesh, kind = mesh_of_run(options), DistillRecorded if options.teacher else Distill
+    if options.teacher:
+        options, target, material = _recorded(options, mesh)
+    else:
+        target = load_target(options, options.dtype, mesh)
+        options, material = fitted(options, target), None
+    options = no_wider(options, target.model.module.config)
     _check_start(options, target)
-    material = gather(options, target, options.settings, options.loss == ACCEPTED_LENGTH)
-    text, written = material.text, material.written
-    share = share_of_target(options.sampled_fraction, options.share_beside_text, material)
-    options = dataclasses.replace(options, sampled_fraction=share)
-    needs_text = options.online or share < 1
-    if needs_text and text is None:
-        cure = "" if options.online else ", or pass --sampled-fraction 1"
+    if material is None:
+        options, material = _beside_target(options, target)
+    draft = make_model(options, target.model.vocab_size, target.model.max_positions)
+    trained = None
+    if options.early_exit is not None:
+        draft, trained = exit_of(draft, target, options.early_exit)
+    assert target.tokenizer is not None  # the data was read with it
+    end = starts_of_documents(target.tokenizer, options.isolate_documents)
+    return _with_models(kind(options, target, material, draft, end, trained, mesh=mesh))
+
+
+def _beside_target(
+    options: DistillOptions, target: LanguageModel
+) -> tuple[DistillOptions, Material]:
+    """Returns the data for a target in memory."""
+    options, material = sampled(options, target, options.loss == ACCEPTED_LENGTH)
+    written, share = material.written, options.sampled_fraction
+    if material.text is None and share is not None and share < 1:
         raise ValueError(
-            "--data holds only sequences of prompts and answers"
-            + ", and --online continues windows of text" * options.online
-            + f": add a folder of text{cure}"
+            "--data holds only sequences of prompts and answers: add a folder of text, or pass "
+            "--sampled-fraction 1"
         )
-    samples = bool(share) and not options.online
-    if written is None and text is not None and samples:
-        hashes = model_hashes(options.target, options.lora)
-        sample(target, text, options, out / "sampled", hashes)
-        rows = dataset.read_masked(out / "sampled", hashes)
-        written = Written.of(rows, options.sequence_length)
     if written is not None and options.loss == ACCEPTED_LENGTH:
         written = with_starts(written, options.num_drafts)
     if options.pack:
         if written is None:
             raise ValueError("--pack: there are no sequences with answers to pack; leave it out")
         written = written.packed()
-    draft = make_model(options, target.model.vocab_size, target.model.max_positions)
-    trained = None
-    if options.early_exit is not None:
-        from specjax.training.early_exit import exit_of
+    return options, dataclasses.replace(material, written=written)
 
-        draft, trained = exit_of(draft, target, options.early_exit)
-    assert target.tokenizer is not None  # `gather` has checked it
-    end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    inputs = {**material.inputs, **_start_hash(options)}
-    job = Distill(
-        options, draft, target, text, material.held_out, written, end, inputs, mesh, trained
+
+def _recorded(
+    options: DistillOptions, mesh: Mesh | None
+) -> tuple[DistillOptions, LanguageModel, Material]:
+    """Returns the options, some of which a recording decides; its target; and its data."""
+    teacher = open_teacher(
+        options, options.isolate_documents, dtype=options.dtype, settings=options.settings
     )
-    return _with_models(job, options.target)
-
-
-def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
-    """Returns a job that learns from a recording."""
-    options, target, teacher = taught(options, mesh)
-    options = no_wider(options, target.model.module.config)
-    _check_start(options, target)
-    draft = make_model(options, target.model.vocab_size, target.model.max_positions)
-    assert target.tokenizer is not None  # `taught` has checked it
-    end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    inputs = {**teacher.request.hashes, "teacher": teacher.hash, **_start_hash(options)}
-    rows = teacher.held_out_rows()
-    job = DistillRecorded(
-        options, draft, target, None, rows, None, end, inputs, mesh, teacher=teacher
-    )
-    return _with_models(job, options.teacher or "")
+    most = teacher.request.top
+    if options.top > most:
+        raise ValueError(
+            f"--top is {options.top}; --teacher {options.teacher} has {most} "
+            "log-probabilities of each token: pass no more, or record it again"
+        )
+    share = share_of_answers(options.sampled_fraction, teacher)
+    options = dataclasses.replace(options, top=options.top or most, sampled_fraction=share)
+    return options, target_of(teacher, options, mesh), RecordedMaterial.of(teacher)
 
 
 def _check_start(options: DistillOptions, target: LanguageModel) -> None:
@@ -559,28 +656,19 @@ def _check_start(options: DistillOptions, target: LanguageModel) -> None:
     )  # fmt: skip
 
 
-def _start_hash(options: DistillOptions) -> dict[str, str]:
-    start = options.start
-    return initial_hash(start.folder if start is not None and start.has_weights else None)
-
-
-def _with_models(job: Distill, teacher: str) -> Distill:
+def _with_models(job: Distill) -> Distill:
     """Returns the job with its models in `run.json`; their sizes are printed."""
     shapes, start = jax.eval_shape(job.draft.init, jax.random.key(0)), job.options.start
     models = {
-        "target": named(teacher, job.target.model.module.config, job.target.num_params),
+        "target": named(job.options.words, job.target.model.module.config, job.target.num_params),
         "draft": named(start and start.folder, job.draft.module.config, shapes),
     }
     sizes = {"target": job.target.num_params, "draft": models["draft"]["parameters"]}
     if job.trained:
-        sizes["trained"] = _count({name: shapes[name] for name in job.trained})
+        sizes["trained"] = num_params([shapes[name] for name in job.trained])
     sizes = {name: size for name, size in sizes.items() if size}
     print(f"parameters: {json.dumps(sizes)}", flush=True)
-    return job.with_options(job.options, {"models": models})
-
-
-def _count(shapes: Arrays) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    return dataclasses.replace(job, facts={"models": models})
 
 
 if __name__ == "__main__":

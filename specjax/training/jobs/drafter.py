@@ -16,28 +16,26 @@ import functools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from jax import Array
-from jax.sharding import Mesh
 
-from specjax.contract import Arrays, BlockSource, Proposer, Source
+from specjax.contract import BlockSource, Proposer, Source
 from specjax.decoding import Decoder
 from specjax.drafters import load_drafter, save_drafter
 from specjax.methods import PublishedDrafter, SharedParams, own_shardings, sizes_of
-from specjax.models import LanguageModel, head_matrix
+from specjax.models import LanguageModel, Tables, head_matrix
 from specjax.options.command import parse, run
+from specjax.options.fields import REQUIRED, count, option
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
-from specjax.training import dataset
-from specjax.training.dataset import initial_hash, model_hashes
 from specjax.training.drafters import (
+    KINDS,
     Drafts,
     Guess,
     Learner,
@@ -46,32 +44,154 @@ from specjax.training.drafters import (
     draw_anchors,
     mask_token,
     plan,
-    token_counts,
 )
+from specjax.training.drafters.sizes import Sizes
 from specjax.training.features import Features
 from specjax.training.jobs import distill, medusa
-from specjax.training.jobs.drafter_options import DrafterOptions
+from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
-from specjax.training.loop import fit
+from specjax.training.loop import fit, mesh_of_run
 from specjax.training.losses import chunked_with_rows
-from specjax.training.material import Material, gather, held_out_prompts, learned, mixed, rows_of
-from specjax.training.measure import measure_tau
-from specjax.training.mesh import lay_batch, mesh_of_run
+from specjax.training.material import learned
+from specjax.training.mesh import lay_batch
 from specjax.training.objectives import OBJECTIVES, binary_cross_entropy, mean_of, per_row
 from specjax.training.online import begin, roll_out, row_keys
-from specjax.training.ordering import Row, Rows
-from specjax.training.record import named
-from specjax.training.recorded import STATES, Recorded
-from specjax.training.recordings import open_teacher, share_of_answers, target_of
-from specjax.training.sources import sample, share_of_target
+from specjax.training.ordering import Rows
+from specjax.training.record import named, num_params
+from specjax.training.recorded import STATES
+from specjax.training.recordings import (
+    RecordedMaterial,
+    open_teacher,
+    share_of_answers,
+    target_of,
+)
+from specjax.training.sources import SampledOptions, sampled
 from specjax.training.targets import fitted, load_target, reader
-from specjax.training.written import Written
-from specjax.types import Params
+from specjax.training.trees import Batch, Row, Tree
+from specjax.types import Json, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterOptions(Sizes, SampledOptions):
+    """The target, the data, the drafter's network, and the loop."""
+
+    group = "drafter"
+    common = (
+        "target", "dtype", "data", "teacher", "mesh", "steps", "batch_size",
+        "learning_rate", "optimizer", "out", "sequence_length", "seed", "eval_every",
+        "save_every", "curves", "kind", "num_drafts", "num_layers", "taps",
+        "draft_vocab_size", "initial", "loss", "anchors", "sampled_fraction",
+        "sampled_sequences", "online", "layout", "eval_prompts",
+    )  # fmt: skip
+
+    kind: str = option(REQUIRED, "kind of drafter", choices=tuple(KINDS))
+    dtype: str | None = option(
+        None,
+        "type of the target's weights; by default float32 on a CPU, else bfloat16",
+        choices=("float32", "bfloat16"),  # it shares matrices with the drafter
+    )
+    mask_token: int | None = option(
+        None,
+        "id that stands for a token that is not there yet; by default the target's padding or mask "
+        "token, or else its EOS token",
+    )
+    initial: str | None = option(
+        None, "folder of a drafter of this kind and shape to start from; default: random"
+    )
+    loss: str | None = option(
+        None,
+        "training loss; by default forward-kl for eagle3 and peagle, cross-entropy for dflash, and "
+        "cross-entropy-l1 for dspark",
+        choices=tuple(OBJECTIVES),
+    )
+    depth_decay: float | None = option(
+        None,
+        "weight of a depth's loss relative to the depth before; by default as the authors do",
+        "[0, 1]",
+    )
+    confidence_weight: float = option(
+        1.0, "weight of the loss of the estimated acceptance", "[0, inf)"
+    )
+    anchors: int = count(
+        0,
+        "positions of a sequence from which drafts are learned (eagle3 and peagle learn the first "
+        "depth at every position); 0: an eighth of --sequence-length",
+        0,
+    )
+    temperature: float = option(1.0, "temperature of the generated sequences", "[0, inf)")
+    keep_features: float = option(
+        0.0,
+        "gigabytes of the target's hidden states that are kept in OUT/features, so that a sequence "
+        "that comes again is not read again; 0: none",
+        "[0, inf)",
+    )
+    layout: str | None = option(
+        None, "layout of the exported folder; by default that of the method's authors"
+    )
+    sequence_length: int = count(256, "tokens per sequence")
+    batch_size: int = count(8, "sequences per step")
+    learning_rate: float = option(1e-3, "peak learning rate", "(0, inf)")
+    weight_decay: float = option(0.0, "weight decay, on matrices only", "[0, inf)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_teacher(
+            {"--online": self.online, "--keep-features": self.keep_features},
+            {"--eval-prompts": self.eval_prompts},
+        )
+        if list(self.taps) != sorted(set(self.taps)):
+            raise ValueError(
+                f"--taps is {' '.join(map(str, self.taps))}; the layers must be distinct and "
+                "ascending"
+            )
+        if self.draft_vocab_size and self.own_head is False:
+            raise ValueError(
+                "--draft-vocab-size needs an output matrix of the drafter's own: leave out "
+                "--no-own-head"
+            )
+        if self.num_drafts + 2 > self.sequence_length:
+            raise ValueError(
+                f"--sequence-length is {self.sequence_length}; drafts of depth {self.num_drafts} "
+                f"need {self.num_drafts + 2} or more"
+            )
+        if self.anchors > self.sequence_length:
+            raise ValueError(
+                f"--anchors is {self.anchors}; a sequence has {self.sequence_length} positions"
+            )
+        if self.sampled_prompt > self.sequence_length and self.teacher is None:
+            raise ValueError(
+                f"--sampled-prompt {self.sampled_prompt} is more than --sequence-length "
+                f"{self.sequence_length}"
+            )
+        if self.online and (self.sampled_fraction or self.keep_features):
+            other = "sampled-fraction" if self.sampled_fraction else "keep-features"
+            raise ValueError(f"--online learns from new text in every step: leave out --{other}")
+        if self.online and not self.online_steps:
+            raise ValueError(
+                f"--sequence-length {self.sequence_length} has no room for --num-drafts "
+                f"{self.num_drafts} after --sampled-prompt {self.sampled_prompt}"
+            )
+
+    @property
+    def online_steps(self) -> int:
+        """The steps of speculation that fit into a sequence even if every draft is accepted."""
+        return (self.sequence_length + 1 - self.sampled_prompt) // (self.num_drafts + 1)
+
+    def share_beside_text(self, has_answers: bool) -> float:
+        return 0.5 if has_answers and not self.online else 0.0
+
+    @property
+    def num_anchors(self) -> int:
+        return self.anchors or max(1, self.sequence_length // 8)
+
+    @property
+    def settings(self) -> dict[str, float]:
+        return {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
 
 
 def initial_params(
     options: DrafterOptions, target: LanguageModel, mine: Learner, to_draft: np.ndarray | None
-) -> Arrays:
+) -> Tree:
     """Returns the parameters of the folder `--initial` in float32.
 
     Args:
@@ -134,27 +254,15 @@ def _differences(theirs: object, mine: object, name: str = "") -> list[str]:
     return [] if theirs == mine else [f"{name[1:]}: {theirs} in the folder, {mine} by the options"]
 
 
-Batch = Mapping[str, Array]
-"""A batch of `TrainDrafter.batch`, as the traced loss sees it."""
-
-
 @dataclasses.dataclass(eq=False)
-class TrainDrafter:
+class TrainDrafter(TaughtJob[DrafterOptions]):
     """Trains a drafter of any kind in `KINDS`; its parameters are those of `SharedParams.own`."""
 
-    options: DrafterOptions
-    target: LanguageModel
     learner: Learner
-    material: Material
-    written: Written | None  # sequences of the target
     known: np.ndarray | None  # [U] the drafter's tokens, if its vocabulary is reduced
-    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
-        self.frozen: Arrays = self.target.params
         self.reader = reader(self.target)
-        self.inputs = {**self.material.inputs, **initial_hash(self.options.initial)}
-        self.tokenizer: tokenizers.Tokenizer | None = self.target.tokenizer
         # The target's output matrix may be its embedding.
         head = "head" if "head" in self.frozen else "embedding"
         self.used = ("embedding",) if self.learner.own_head else tuple({"embedding", head})
@@ -163,15 +271,19 @@ class TrainDrafter:
             self.to_draft = np.full(size, -1, np.int32)
             self.to_draft[self.known] = np.arange(len(self.known))
 
-    def init(self) -> Arrays:
+    @property
+    def initial(self) -> str | None:
+        return self.options.initial
+
+    def init(self) -> Tree:
         if self.options.initial is not None:
             own = initial_params(self.options, self.target, self.learner, self.to_draft)
             return self._laid(own)
         return self._laid(self.fresh())
 
-    def fresh(self) -> Arrays:
+    def fresh(self) -> Tree:
         """Returns random parameters from `--seed`; an output matrix starts as the target's."""
-        own = self.learner.init(jax.random.key(self.options.seed))
+        own = {**self.learner.init(jax.random.key(self.options.seed))}
         if self.learner.own_head:
             matrix = head_matrix(self.frozen).astype(jnp.float32)
             matrix = matrix if self.known is None else jnp.take(matrix, self.known, axis=1)
@@ -179,23 +291,24 @@ class TrainDrafter:
         # The final norm feeds the target's matrix, so it starts as the target's own.
         return self._with_norm(own)
 
-    def _laid(self, own: Arrays) -> Arrays:
+    def _laid(self, own: Tree) -> Tree:
         """Puts parameters onto the run's mesh."""
         if self.mesh is None:
             return own
         at = own_shardings(self.learner.source, own, self.mesh, TRAINING_RULES)
         return jax.tree.map(put, to_host(own), at)
 
-    def _with_norm(self, own: Arrays) -> Arrays:
+    def _with_norm(self, own: Tree) -> Tree:
         part = "network" if "network" in own else "draft"
-        theirs = self.frozen.get("norm", {}).get("weight")
+        network = cast(dict[str, dict[str, Array]], own[part])
+        theirs = self.target.params.get("norm", {}).get("weight")
         offset = self.target.model.module.config.norm_offset
-        if theirs is None or theirs.shape != own[part]["norm"]["weight"].shape:
+        if theirs is None or theirs.shape != network["norm"]["weight"].shape:
             return own
         weight = jnp.copy(theirs.astype(jnp.float32)) + offset
-        return {**own, part: {**own[part], "norm": {"weight": weight}}}
+        return {**own, part: {**network, "norm": {"weight": weight}}}
 
-    def batch(self, step: int) -> dict[str, np.ndarray]:
+    def batch(self, step: int) -> Row:
         made = self.batches[step]
         if self.features is not None:
             made["states"] = self.features.of(made["tokens"][:, :-1])
@@ -206,14 +319,7 @@ class TrainDrafter:
         """Returns the rows of each step."""
         o = self.options
         share = 0.0 if o.online else o.sampled_fraction or 0.0
-        return mixed(
-            self.material.text, self.written, o.sequence_length, o.batch_size, o.seed, share
-        )
-
-    def held_out(self, first: int, rows: int) -> dict[str, np.ndarray]:
-        """Returns held-out rows like those of a batch, beginning with row `first`."""
-        held_out = rows_of(self.material.held_out, self.options.sequence_length, 0)
-        return held_out.batch(rows)[first // rows]
+        return self.material.batches(o.sequence_length, o.batch_size, o.seed, share)
 
     @functools.cached_property
     def features(self) -> Features | None:
@@ -237,23 +343,11 @@ class TrainDrafter:
         folder = pathlib.Path(o.out) / "features"
         return Features(folder, depends, shape, round(o.keep_features * 10**9), compute)
 
-    def show(self, batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens, and which of them are learned, for --show-mask.
-
-        Raises:
-          ValueError: with --online there are no tokens before a step.
-        """
-        if self.options.online:
-            raise ValueError(
-                "--show-mask: with --online the target writes the tokens during the step"
-            )
-        return batch["tokens"], np.asarray(learned(batch["drawn"]))
-
-    def shared(self, own: Arrays, frozen: Arrays) -> SharedParams:
+    def shared(self, own: Tree, frozen: Tree) -> SharedParams:
         """Returns the parameters as the drafter's network takes them."""
-        return SharedParams(own, {name: frozen[name] for name in self.used})
+        return SharedParams(cast(Tables, own), {name: frozen[name] for name in self.used})
 
-    def _states(self, frozen: Arrays, inputs: Array) -> Array:
+    def _states(self, frozen: Tree, inputs: Array) -> Array:
         """Returns [B, T, E + F] the target's last hidden states and features, of tokens [B, T]."""
         positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
         out = self.reader.apply(frozen, inputs, positions, taps=self.learner.source.taps)
@@ -267,7 +361,7 @@ class TrainDrafter:
         anchors = draw_anchors(keys, mask, self.options.num_anchors)
         return Drafts(batch["tokens"], mask, *anchors)
 
-    def _speculated(self, own: Arrays, frozen: Arrays, batch: Batch) -> Drafts:
+    def _speculated(self, own: Tree, frozen: Tree, batch: Batch) -> Drafts:
         """Returns the drafts of the drafter while both models continue the texts of a batch."""
         o, tokens = self.options, batch["tokens"]
         room = tokens.shape[1]
@@ -283,7 +377,7 @@ class TrainDrafter:
         return Drafts(rolled.text, mask, rolled.root, jnp.ones(rolled.root.shape))
 
     def _measured(
-        self, own: Arrays, frozen: Arrays, batch: Batch, drafts: Drafts
+        self, own: Tree, frozen: Tree, batch: Batch, drafts: Drafts
     ) -> list[tuple[Guess, Array, Array, Array]]:
         """Returns for each depth the guess, its total weight, its summed loss, and alpha [B, A]."""
         o, params = self.options, self.shared(own, frozen)
@@ -310,7 +404,7 @@ class TrainDrafter:
             measured.append((guess, guess.weight.sum(), total, alpha.reshape(guess.weight.shape)))
         return measured
 
-    def loss(self, params: Arrays, frozen: Arrays, batch: Batch) -> tuple[Array, dict[str, Array]]:
+    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         o, metrics = self.options, {}
         decay = self.learner.decay if o.depth_decay is None else o.depth_decay
         total, whole, sure, counted = jnp.float32(0), 0.0, jnp.float32(0), jnp.float32(0)
@@ -334,7 +428,7 @@ class TrainDrafter:
             total = total + o.confidence_weight * metrics["loss_confidence"]
         return total, metrics
 
-    def drafter(self, own: Arrays) -> PublishedDrafter:
+    def drafter(self, own: Tree) -> PublishedDrafter:
         """Returns the drafter with these parameters, whose drafts are a chain."""
         if self.to_draft is not None:
             own = {**own, "to_draft": jnp.asarray(self.to_draft)}
@@ -357,7 +451,7 @@ class TrainDrafter:
 
     @functools.cached_property
     def _measure(self) -> Callable[..., Array]:
-        def alphas(params: Arrays, frozen: Arrays, batch: Batch) -> Array:
+        def alphas(params: Tree, frozen: Tree, batch: Batch) -> Array:
             """Returns [2, D] sums of weight * alpha, and of weights."""
             measured = self._measured(params, frozen, batch, self._chosen(batch))
             sums = [(jnp.sum(g.weight * alpha), weight) for g, weight, _, alpha in measured]
@@ -365,35 +459,30 @@ class TrainDrafter:
 
         return jax.jit(alphas)
 
-    def evaluate(self, params: Arrays) -> dict[str, float]:
+    def evaluate(self, params: Tree) -> dict[str, float]:
         o, sums = self.options, np.zeros((2, self.options.num_drafts))
         rows = -(-o.batch_size // row_parts(self.mesh)) * row_parts(self.mesh)
+        held_out = self.material.test(o.sequence_length, rows)
         for i in range(o.eval_batches):
             numbers = np.arange(i * rows, (i + 1) * rows, dtype=np.int32)
-            batch = {**self.held_out(i * rows, rows), "number": numbers}
+            batch = {**held_out[i], "number": numbers}
             batch = lay_batch(batch, self.mesh)
             sums = sums + np.asarray(to_host(self._measure(params, self.frozen, batch)), float)
         alpha = sums[0] / np.maximum(sums[1], 1)
         report = {f"held_out_alpha_{depth}": float(value) for depth, value in enumerate(alpha)}
         # Of a chain that is sampled, if acceptances of different depths were independent.
         report["held_out_length"] = float(1 + np.cumprod(alpha).sum())
-        if o.eval_prompts:
-            prompts = held_out_prompts(
-                self.material.held_out,
-                o.eval_prompts,
-                o.sequence_length,
-                o.sampled_prompt,
-                o.sequence_length - o.eval_tokens,
-            )
-            drafter = self.drafter(params)
-            room = max(map(len, prompts)) + o.eval_tokens + o.num_drafts + 1
-            decoder = Decoder(self.target.model, drafter.proposer, Match(), self.target.eos, room)
-            arrays = Params(self.frozen, self.shared(drafter.params, self.frozen))
-            report |= measure_tau(decoder, arrays, prompts, o.eval_tokens, {"temperature": 0.0})
-        return report
+        drafter = self.drafter(params)
+        arrays = Params(self.frozen, self.shared(drafter.params, self.frozen))
+        return report | self.tau(drafter.proposer, arrays, {"temperature": 0.0})
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def size(self) -> int:
+        """The number of trained parameters."""
+        return num_params(jax.eval_shape(self.fresh))
+
+    @property
+    def facts(self) -> dict[str, Json]:
         o, config = self.options, self.target.model.module.config
         models = {
             "target": named(o.words, config, self.target.num_params),
@@ -401,7 +490,7 @@ class TrainDrafter:
                 "folder": o.initial,
                 "kind": o.kind,
                 "taps": self.learner.source.taps,
-                "parameters": sum(x.size for x in jax.tree.leaves(jax.eval_shape(self.fresh))),
+                "parameters": self.size,
             },
         }
         return {"models": models}
@@ -410,23 +499,8 @@ class TrainDrafter:
         """Returns tau where it is measured; else the expected length of a sampled chain."""
         return report.get("tau", report["held_out_length"])
 
-    def export(self, params: Arrays, folder: pathlib.Path) -> None:
+    def export(self, params: Tree, folder: pathlib.Path) -> None:
         save_drafter(folder, self.drafter(params), self.target, self.options.layout, jnp.bfloat16)
-
-
-@dataclasses.dataclass(eq=False)
-class RecordedDrafter(TrainDrafter):
-    """Trains a drafter with the recorded hidden states of its target."""
-
-    teacher: Recorded = dataclasses.field(kw_only=True)
-
-    @functools.cached_property
-    def batches(self) -> Rows:
-        o = self.options
-        return self.teacher.batches(o.batch_size, o.sampled_fraction or 0.0, o.seed)
-
-    def held_out(self, first: int, rows: int) -> Row:
-        return self.teacher.held_out(first, rows)
 
 
 FRONT_DOORS = {"model": distill.main, "medusa": medusa.main}
@@ -458,63 +532,32 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
     if options.keep_features and jax.process_count() > 1:
         raise ValueError("--keep-features works in a single process: leave it out")
     mesh = mesh_of_run(options)
-    job = _recorded(options, mesh) if options.teacher else _beside_target(options, mesh)
-    counts = {
-        "target": job.target.num_params,
-        "drafter": sum(x.size for x in jax.tree.leaves(jax.eval_shape(job.fresh))),
-    }
-    print(f"parameters: {json.dumps(counts)}; taps {job.learner.source.taps}", flush=True)
+    if options.teacher:
+        teacher = open_teacher(options, options.isolate_documents, (STATES,), options.dtype)
+        share = share_of_answers(options.sampled_fraction, teacher)
+        options = dataclasses.replace(options, sampled_fraction=share)
+        target = target_of(teacher, options, mesh)
+    else:
+        teacher, target = None, load_target(options, options.dtype, mesh)
+        options = fitted(options, target)
+    config, known = target.model.module.config, None
+    learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
+    if teacher is not None:
+        teacher = teacher.tapping(learner.source.taps)
+        material = RecordedMaterial.of(teacher)
+    else:
+        options, material = sampled(options, target)
+        if material.text is None:
+            options = dataclasses.replace(options, sampled_fraction=1.0)
+    if options.draft_vocab_size:
+        counts = material.token_counts(config.vocab_size)
+        known = draft_vocabulary(counts, options.draft_vocab_size, target.eos)
+    job = TrainDrafter(options, target, material, learner, known, mesh=mesh)
+    counts = {"target": target.num_params, "drafter": job.size}
+    print(f"parameters: {json.dumps(counts)}; taps {learner.source.taps}", flush=True)
     if job.features is not None:
         print(job.features, flush=True)
     return job
-
-
-def _beside_target(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
-    """Returns a job whose target is in memory."""
-    target = load_target(options, options.dtype, mesh)
-    options = fitted(options, target)
-    material = gather(options, target, options.settings)
-    if options.online and material.text is None:
-        raise ValueError(
-            "--data holds only sequences of prompts and answers, and --online continues windows of "
-            "text: add a folder of text"
-        )
-    default = 0.0 if options.online or material.written is None else 0.5
-    share = share_of_target(options.sampled_fraction, default, material)
-    config, known = target.model.module.config, None
-    learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
-    if options.draft_vocab_size:
-        counts = token_counts(material, config.vocab_size)
-        known = draft_vocabulary(counts, options.draft_vocab_size, target.eos)
-    written = material.written
-    if share and written is None and material.text is not None:
-        hashes = model_hashes(options.target, options.lora)
-        folder = pathlib.Path(options.out) / "sampled"
-        sample(target, material.text, options, folder, hashes)
-        rows = dataset.read_masked(folder, hashes)
-        written = Written.of(rows, options.sequence_length)
-    share = 1.0 if material.text is None else share
-    options = dataclasses.replace(options, sampled_fraction=share)
-    return TrainDrafter(options, target, learner, material, written, known, mesh)
-
-
-def _recorded(options: DrafterOptions, mesh: Mesh | None) -> TrainDrafter:
-    """Returns a job that learns from a recording."""
-    teacher = open_teacher(options, options.isolate_documents, (STATES,), options.dtype)
-    share = share_of_answers(options.sampled_fraction, teacher)
-    options = dataclasses.replace(options, sampled_fraction=share)
-    target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))
-    config, known = target.model.module.config, None
-    learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
-    teacher = teacher.tapping(learner.source.taps)
-    if options.draft_vocab_size:
-        counts = teacher.token_counts()
-        known = draft_vocabulary(counts, options.draft_vocab_size, target.eos)
-    inputs = {**teacher.request.hashes, "teacher": teacher.hash}
-    material = Material(None, None, teacher.held_out_rows(), inputs)
-    return RecordedDrafter(
-        options, target, learner, material, None, known, mesh, teacher=teacher
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from specjax.generation import encode_file
 from specjax.measure import interval
 from specjax.models import LanguageModel
 from specjax.options.command import parse, run
-from specjax.options.fields import REQUIRED, at_least, option
+from specjax.options.fields import REQUIRED, count, option
 from specjax.parallel import leader
 from specjax.training.curves import pyplot
 from specjax.training.dataset import model_hashes
@@ -41,15 +41,10 @@ class EvaluateOptions(SpeculationOptions):
     group = "measurement"
 
     prompts: str = option(REQUIRED, 'JSON lines, {"prompt": "..."} or {"messages": [...]}')
-    limit_prompts: int = option(0, "use only this many first prompts; 0: all")
-    batch_size: int = option(1, "prompts decoded at once")
+    limit_prompts: int = count(0, "use only this many first prompts; 0: all", 0)
+    batch_size: int = count(1, "prompts decoded at once")
     out: str | None = option(None, "a .json file for the figures")
     plot: str | None = option(None, "a .png or .svg file for alpha by depth (needs matplotlib)")
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(self, 1, "batch_size")
-        at_least(self, 0, "limit_prompts")
 
 
 Figure = tuple[float, float | None, float | None]

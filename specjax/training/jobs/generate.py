@@ -14,7 +14,7 @@ import pathlib
 from specjax.generation import encode_file
 from specjax.models import LanguageModel
 from specjax.options.command import parse, run
-from specjax.options.fields import at_least, option
+from specjax.options.fields import count, option
 from specjax.parallel import leader
 from specjax.rules import RULES
 from specjax.training import dataset
@@ -42,18 +42,16 @@ class GenerateOptions(SpeculationOptions, TextOptions):
     temperature: float = option(
         1.0, "sampling temperature, by default the one that train.distill learns for; 0: greedy"
     )
-    sequences: int = option(1024, "number of windows to continue")
-    prompt_tokens: int = option(32, "tokens per window")
-    batch_size: int = option(16, "sequences decoded at once, and per file")
-    top_log_probs: int = option(
-        0, "record this many of the most likely tokens at each position, with log-probabilities"
+    sequences: int = count(1024, "number of windows to continue")
+    prompt_tokens: int = count(32, "tokens per window")
+    batch_size: int = count(16, "sequences decoded at once, and per file")
+    top_log_probs: int = count(
+        0, "record this many of the most likely tokens at each position, with log-probabilities", 0
     )
     out: str = option("runs/data", "folder of the dataset")
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(self, 1, "sequences", "prompt_tokens", "batch_size")
-        at_least(self, 0, "top_log_probs")
         if not RULES[self.rule]().exact:
             raise ValueError(
                 f"--rule {self.rule} changes the distribution: the text would not be the target's"

@@ -18,17 +18,15 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from jax import Array
-from jax.sharding import Mesh
 
-from specjax.contract import Arrays, Model
+from specjax.contract import Cache, Model
 from specjax.decoding import Decoder
 from specjax.files import save
 from specjax.methods import (
@@ -42,7 +40,7 @@ from specjax.methods import (
 )
 from specjax.models import LanguageModel, LinenModel, attend, from_function, head_matrix
 from specjax.options.command import parse, run
-from specjax.options.fields import matching
+from specjax.options.fields import count, matching, option
 from specjax.parallel import (
     TRAINING_RULES,
     constrain_like,
@@ -56,27 +54,104 @@ from specjax.proposers import NoProposer, best_tree, expected_length, node_accep
 from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
 from specjax.training.corpus import starts_of_documents
-from specjax.training.dataset import initial_hash
 from specjax.training.divergences import forward_kl
-from specjax.training.jobs.medusa_options import MedusaOptions
+from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
-from specjax.training.loop import fit
-from specjax.training.lora import initial_lora, merge
+from specjax.training.loop import fit, mesh_of_run
+from specjax.training.lora import Lora, initial_lora, merge
 from specjax.training.losses import Teacher, against, chunked, cross_entropy, with_cap
-from specjax.training.material import Material, gather, held_out_prompts, learned, mixed, rows_of
-from specjax.training.measure import measure_tau, pad
-from specjax.training.mesh import lay_batch, mesh_of_run
+from specjax.training.material import Material, gather, learned
+from specjax.training.measure import pad
+from specjax.training.mesh import lay_batch
 from specjax.training.ordering import Rows
 from specjax.training.precision import mixed_dot_general
-from specjax.training.record import named
+from specjax.training.record import named, num_params
 from specjax.training.recorded import STATES, Recorded
-from specjax.training.recordings import open_teacher, share_of_answers, target_of
+from specjax.training.recordings import (
+    RecordedMaterial,
+    TaughtOptions,
+    open_teacher,
+    share_of_answers,
+    target_of,
+)
 from specjax.training.student import read
 from specjax.training.targets import fitted, load_target
-from specjax.types import Params
+from specjax.training.trees import Batch, Row, Tree
+from specjax.types import ArrayTree, Json, Params
 
-Batch = Mapping[str, Array]
-"""A batch of `TrainMedusa.batch`, as the traced loss sees it."""
+
+@dataclasses.dataclass(frozen=True)
+class MedusaOptions(TaughtOptions):
+    """The target, the data, the shape of the heads, and the loop."""
+
+    group = "heads"
+    common = (
+        "target", "data", "teacher", "mesh", "steps", "batch_size", "learning_rate",
+        "optimizer", "out", "sequence_length", "seed", "eval_every", "save_every",
+        "curves", "num_heads", "num_layers", "own_heads", "initial", "lora_rank",
+        "self_distil", "tree_nodes", "eval_prompts",
+    )  # fmt: skip
+
+    prompt = "written_prompt"
+
+    num_heads: int = count(4, "heads")
+    num_layers: int = count(1, "residual blocks per head")
+    own_heads: bool = option(
+        False,
+        "give each head its own linear map to the vocabulary (version 1) instead of the target's",
+    )
+    head_decay: float = option(
+        0.8, "weight of a head's loss, relative to the head before", "[0, 1]"
+    )
+    soft: bool = option(False, "learn the target's distribution at each position, not the text")
+    initial: str | None = option(
+        None, "folder of heads of this shape to start from; default: untrained heads"
+    )
+    lora_rank: int = count(
+        0, "rank of the LoRA that trains the target beside the heads; 0: the target stays frozen", 0
+    )
+    lora_alpha: float = option(16.0, "the LoRA is scaled by alpha / rank", "(0, inf)")
+    heads_weight: float = option(
+        0.2, "weight of the heads' loss relative to the target's own loss", "[0, inf)"
+    )
+    heads_ramp: str = option(
+        "constant",
+        "schedule of that weight: constant, or rising along a sine",
+        choices=("constant", "sine"),
+    )
+    head_rate: float = option(
+        4.0,
+        "learning rate of the heads, as a multiple of --learning-rate (the rate of the LoRA)",
+        "(0, inf)",
+    )
+    self_distil: bool = option(
+        False, "train the target to match its own original distribution, not the data"
+    )
+    isolate_documents: bool = option(
+        False, "tokens do not attend to other documents packed into the same sequence"
+    )
+    tree_nodes: int = option(
+        16, "nodes of the tree of choices, including the root", "[2, inf): it counts the root too"
+    )
+    written_sequences: int = count(
+        32, "texts that the target writes, on which the tree of choices is measured"
+    )
+    written_prompt: int = count(32, "tokens of held-out text that the target continues")
+    learning_rate: float = option(1e-3, "peak learning rate", "(0, inf)")
+    warmup_steps: int = count(100, "steps of linear warm-up", 0)
+    weight_decay: float = option(0.0, "weight decay, on matrices only", "[0, inf)")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_teacher({"--lora-rank": self.lora_rank}, {"--eval-prompts": self.eval_prompts})
+        if self.self_distil and not self.lora_rank:
+            raise ValueError("--self-distil needs a target that is trained: pass --lora-rank, too")
+        least = self.written_prompt + self.num_heads + 2
+        if self.sequence_length < least:
+            raise ValueError(
+                f"--sequence-length is {self.sequence_length}; a prompt of {self.written_prompt} "
+                f"tokens and {self.num_heads} heads need {least} or more"
+            )
 
 
 def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
@@ -108,7 +183,7 @@ def _soft_cross_entropy(
 
 
 @dataclasses.dataclass(eq=False)
-class TrainMedusa:
+class TrainMedusa(TaughtJob[MedusaOptions]):
     """Trains Medusa heads, by themselves or together with their target.
 
     The loss is the cross-entropy of every head, where later heads have less weight (Cai et al.
@@ -116,15 +191,10 @@ class TrainMedusa:
     2).  The parameters are those of the heads, or {"heads": ..., "lora": ...} with --lora-rank.
     """
 
-    options: MedusaOptions
-    target: LanguageModel
     adapter: MedusaAdapter  # the initial heads
-    material: Material
     end: int | None = None  # the token that starts a document, if documents are isolated; else None
-    mesh: Mesh | None = None
 
     def __post_init__(self):
-        self.frozen: Arrays = self.target.params
         config = self.target.model.module.config
         self.reader = LinenModel(
             self.target.model.module.clone(dot_general=mixed_dot_general, attend=attend)
@@ -133,10 +203,12 @@ class TrainMedusa:
         self.joint = self.options.lora_rank > 0
         self.tied, self.cap = config.tied_embeddings, config.logit_softcap
         self.rates = {"heads": self.options.head_rate, "lora": 1.0} if self.joint else None
-        self.inputs = {**self.material.inputs, **initial_hash(self.options.initial)}
-        self.tokenizer: tokenizers.Tokenizer | None = self.target.tokenizer
 
-    def init(self) -> Arrays:
+    @property
+    def initial(self) -> str | None:
+        return self.options.initial
+
+    def init(self) -> Tree:
         heads, params = self.adapter.heads, self.adapter.params
         if self.mesh is None:
             made = jax.tree.map(jnp.copy, params)  # a copy, because the loop donates its state
@@ -152,7 +224,7 @@ class TrainMedusa:
         o = self.options
         return initial_lora(self.frozen, o.lora_rank, self.tied, jax.random.key(o.seed))
 
-    def batch(self, step: int) -> dict[str, np.ndarray]:
+    def batch(self, step: int) -> Row:
         o = self.options
         ramp = np.sin(np.pi / 2 * step / o.steps) if o.heads_ramp == "sine" else 1.0
         share = np.full(o.batch_size, o.heads_weight * ramp if self.joint else 1.0, np.float32)
@@ -161,28 +233,27 @@ class TrainMedusa:
     @functools.cached_property
     def batches(self) -> Rows:
         """Returns the rows of each step."""
-        o, material = self.options, self.material
-        share = 0.0 if material.written is None else 1.0
-        return mixed(
-            material.text, material.written, o.sequence_length, o.batch_size, o.seed, share
-        )
+        o, share = self.options, self.material.share
+        if share is None:
+            share = float(self.material.written is not None)
+        return self.material.batches(o.sequence_length, o.batch_size, o.seed, share)
 
-    def show(self, batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens, and which of them any head learns, for --show-mask."""
-        return batch["tokens"], np.asarray(learned(batch["drawn"]))
-
-    def split(self, params: Arrays, frozen: Arrays) -> tuple[Arrays, Arrays]:
+    def split(self, params: Tree, frozen: Tree) -> tuple[Tree, Tree]:
         """Returns the parameters of the heads, and those of the target with its LoRA merged."""
         if not self.joint:
             return params, frozen
-        merged = merge(frozen, params["lora"], self.options.lora_alpha / self.options.lora_rank)
-        return params["heads"], constrain_like(merged, layout(frozen))
+        scale = self.options.lora_alpha / self.options.lora_rank
+        merged = merge(frozen, cast(Lora, params["lora"]), scale)
+        return cast(Tree, params["heads"]), constrain_like(merged, layout(frozen))
 
-    def hidden(self, target: Arrays, batch: Batch) -> Array:
+    def hidden(self, target: Tree, batch: Batch) -> Array:
         """Returns the target's last hidden states [B * T, E]."""
+        if STATES in batch:
+            states = batch[STATES].astype(jnp.float32)
+            return states.reshape(-1, states.shape[-1])
         return read(self.reader, target, batch["tokens"][:, :-1], self.end)
 
-    def loss(self, params: Arrays, frozen: Arrays, batch: Batch) -> tuple[Array, dict[str, Array]]:
+    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         tokens, mask = batch["tokens"], learned(batch["drawn"])
         heads, target = self.split(params, frozen)
         hidden = self.hidden(target, batch)
@@ -198,7 +269,7 @@ class TrainMedusa:
         return own + batch["share"][0] * total, {**metrics, "loss_target": own}
 
     def _loss_of_heads(
-        self, heads: Arrays, hidden: Array, matrix: Array, tokens: Array, mask: Array
+        self, heads: Tree, hidden: Array, matrix: Array, tokens: Array, mask: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Returns the weighted sum of the heads' losses, and the loss of each."""
         rows, length = mask.shape
@@ -208,7 +279,7 @@ class TrainMedusa:
         for k in range(self.heads.num_heads):
             labels, weight = labels_ahead(tokens, mask, k)
             size = jnp.maximum(weight.sum(), 1)
-            own = heads["head"][k] if self.heads.own_heads else matrix
+            own = cast(Sequence[Array], heads["head"])[k] if self.heads.own_heads else matrix
             if self.options.soft:
                 # The target predicts the token at t + 2 + k from its hidden state at t + 1 + k.
                 ahead = jnp.roll(hidden.reshape(rows, length, -1), -1 - k, axis=1)
@@ -228,7 +299,7 @@ class TrainMedusa:
         return total, metrics
 
     def _loss_of_target(
-        self, frozen: Arrays, hidden: Array, matrix: Array, tokens: Array, mask: Array
+        self, frozen: Tree, hidden: Array, matrix: Array, tokens: Array, mask: Array
     ) -> Array:
         """Returns the target's loss on the data, or with --self-distil against the original."""
         weight = mask.reshape(-1)
@@ -242,19 +313,39 @@ class TrainMedusa:
             total = chunked(loss)(hidden, matrix, (weight, tokens[:, 1:].reshape(-1)))
         return total / jnp.maximum(weight.sum(), 1)
 
-    def _ranks(self, heads: Arrays, target: Arrays, texts: np.ndarray) -> np.ndarray:
-        """Returns the ranks [B, T - 1 - K, K] that K heads give to the tokens of texts [B, T]."""
-        texts = lay_batch(texts, self.mesh)
-        ranks = measure_ranks(self.reader, target, self.heads, heads, head_matrix(target), texts)
+    def _ranks(
+        self, heads: Tree, target: Tree, texts: np.ndarray, states: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns the ranks [B, T - 1 - K, K] that K heads give to the tokens of texts [B, T].
+
+        The target reads the texts, unless there are its `states` [B, T, E].
+        """
+        matrix = head_matrix(target)
+        if states is None:
+            read = lay_batch(texts, self.mesh)
+            ranks = measure_ranks(self.reader, target, self.heads, heads, matrix, read)
+        else:
+            given = jnp.asarray(states, jnp.float32)
+            ranks = measure_ranks(self._said, given, self.heads, heads, matrix, texts)
         return ranks.reshape(len(texts), -1, self.heads.num_heads)
 
-    def held_out(self, index: int, heads: Arrays, target: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    @functools.cached_property
+    def _said(self) -> Model[ArrayTree, Cache]:
+        """Returns a model that returns the hidden states it is given; its logits are not used."""
+        size = self.target.model.vocab_size
+
+        def said(states: Array, tokens: Array) -> tuple[Array, Array]:
+            return jnp.zeros((*tokens.shape, size)), states
+
+        return from_function(said, vocab_size=size, max_positions=self.options.sequence_length)
+
+    def held_out(self, index: int, heads: Tree, target: Tree) -> tuple[np.ndarray, np.ndarray]:
         """Returns `drawn` [B, T] and ranks [B, T - 1 - K, K] of a held-out batch."""
         o = self.options
-        rows = rows_of(self.material.held_out, o.sequence_length, 0).batch(o.batch_size)[index]
-        return rows["drawn"], self._ranks(heads, target, rows["tokens"][:, :-1])
+        rows = self.material.test(o.sequence_length, o.batch_size)[index]
+        return rows["drawn"], self._ranks(heads, target, rows["tokens"][:, :-1], rows.get(STATES))
 
-    def held_out_ranks(self, heads: Arrays, target: Arrays) -> np.ndarray:
+    def held_out_ranks(self, heads: Tree, target: Tree) -> np.ndarray:
         """Returns ranks [M, K] at held-out positions where every head's label is a learned token.
 
         Raises:
@@ -278,7 +369,7 @@ class TrainMedusa:
         )
         return np.asarray(windows.all(2))
 
-    def evaluate(self, params: Arrays) -> dict[str, float]:
+    def evaluate(self, params: Tree) -> dict[str, float]:
         o = self.options
         heads, target = self.split(params, self.frozen)
         ranks = self.held_out_ranks(heads, target)
@@ -286,20 +377,15 @@ class TrainMedusa:
             f"held_out_top1_head_{k}": float((ranks[:, k] == 0).mean()) for k in range(o.num_heads)
         }
         report["held_out_length"] = expected_length(ranks, best_tree(ranks, o.tree_nodes))
-        if o.eval_prompts:
-            # Measured on a chain: the best tree changes, and each tree would compile a new program.
-            arrays = jax.tree.map(lambda leaf: leaf[None], heads)
-            key = "head" if "head" in target else "embedding"
-            params = Params(target, MedusaParams(arrays, jnp.int32(0), {key: target[key]}))
-            prompts = self._prompts(o.eval_prompts, o.sequence_length - o.eval_tokens)
-            room = max(map(len, prompts)) + o.eval_tokens + o.num_heads + 1
-            proposer = dataclasses.replace(self.adapter.proposer, choices=())
-            decoder = Decoder(self.target.model, proposer, Match(), self.target.eos, room)
-            report |= measure_tau(decoder, params, prompts, o.eval_tokens, {"temperature": 0.0})
-        return report
+        # Measured on a chain: the best tree changes, and each tree would compile a new program.
+        proposer = dataclasses.replace(self.adapter.proposer, choices=())
+        key = "head" if "head" in target else "embedding"
+        arrays = jax.tree.map(lambda leaf: leaf[None], heads)
+        adapters = MedusaParams(arrays, jnp.int32(0), {key: target[key]})
+        return report | self.tau(proposer, Params(target, adapters), {"temperature": 0.0})
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Json]:
         o, config = self.options, self.target.model.module.config
         models = {
             "target": named(o.words, config, self.target.num_params),
@@ -311,7 +397,7 @@ class TrainMedusa:
         """Returns tau where it is measured; else the expected length of the best tree."""
         return report.get("tau", report["held_out_length"])
 
-    def export(self, params: Arrays, folder: pathlib.Path) -> None:
+    def export(self, params: Tree, folder: pathlib.Path) -> None:
         heads, target = self.split(params, self.frozen)
         ranks, text = self.drafted(heads, target)
         choices = best_tree(ranks, self.options.tree_nodes)
@@ -333,20 +419,25 @@ class TrainMedusa:
         save(changed, folder / "target", dtype=jnp.bfloat16)
         save_medusa(folder / "heads", adapter, changed.name, jnp.bfloat16)
 
-    def drafted(self, heads: Arrays, target: Arrays) -> tuple[np.ndarray, str]:
+    def drafted(self, heads: Tree, target: Tree) -> tuple[np.ndarray, str]:
         """Returns ranks [M, K] at the positions of drafts, and the name of the text."""
+        if isinstance(self.material, RecordedMaterial):
+            return self._recorded(self.material.teacher, heads, target)
         texts, starts = self._write(target)
         ranks = self._ranks(heads, target, texts)
         # Heads draft after a prompt, so only ranks of tokens of the target are counted.
         return ranks[np.arange(ranks.shape[1]) >= starts[:, None]], "greedy text"
 
-    def _prompts(self, count: int, longest: int) -> list[list[int]]:
-        o = self.options
-        return held_out_prompts(
-            self.material.held_out, count, o.sequence_length, o.written_prompt, longest
-        )
+    def _recorded(self, teacher: Recorded, heads: Tree, target: Tree) -> tuple[np.ndarray, str]:
+        """Returns ranks of recorded answers that the target may have generated, else of text."""
+        text, answers, _ = teacher.request.counts
+        if not answers:
+            return self.held_out_ranks(heads, target), "held-out text"
+        rows = teacher.rows(range(text, text + min(answers, self.options.written_sequences)))
+        ranks = self._ranks(heads, target, rows["tokens"][:, :-1], rows[STATES])
+        return ranks[self.learned_windows(rows["drawn"])], "recorded answers"
 
-    def _write(self, target: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    def _write(self, target: Tree) -> tuple[np.ndarray, np.ndarray]:
         """Lets the target continue held-out prompts greedily.
 
         On a mesh the number of sequences is rounded up to a multiple of its row parts.
@@ -356,7 +447,7 @@ class TrainMedusa:
         """
         o, parts = self.options, row_parts(self.mesh)
         length, rows = o.sequence_length, -(-o.written_sequences // parts) * parts
-        prompts, lengths = pad(self._prompts(rows, length - o.num_heads - 2), length)
+        prompts, lengths = pad(self.prompts(rows, length - o.num_heads - 2), length)
         decoder = Decoder(self.target.model, NoProposer(), Match(), (), length)
         params = Params(target)
         state = decoder.prefill(
@@ -368,58 +459,6 @@ class TrainMedusa:
             key=jax.random.split(make_key(0), rows),
         )
         return to_host(decoder.run(params, state).tokens)[:, :length], lengths
-
-
-@dataclasses.dataclass(eq=False)
-class RecordedMedusa(TrainMedusa):
-    """Trains Medusa heads with the recorded hidden states of a target, which stays as it is."""
-
-    teacher: Recorded = dataclasses.field(kw_only=True)
-    share: float = dataclasses.field(kw_only=True)  # of the sequences with answers
-
-    @functools.cached_property
-    def batches(self) -> Rows:
-        o = self.options
-        return self.teacher.batches(o.batch_size, self.share, o.seed)
-
-    def hidden(self, target: Arrays, batch: Batch) -> Array:
-        states = batch[STATES].astype(jnp.float32)
-        return states.reshape(-1, states.shape[-1])
-
-    def held_out(self, index: int, heads: Arrays, target: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        rows = self.options.batch_size
-        made = self.teacher.held_out(index * rows, rows)
-        return made["drawn"], self._recorded_ranks(heads, target, made)
-
-    def drafted(self, heads: Arrays, target: Arrays) -> tuple[np.ndarray, str]:
-        """Returns ranks of recorded answers that the target may have generated, else of text."""
-        text, answers, _ = self.teacher.request.counts
-        if not answers:
-            return self.held_out_ranks(heads, target), "held-out text"
-        most = min(answers, self.options.written_sequences)
-        made = self.teacher.rows(list(range(text, text + most)))
-        ranks = self._recorded_ranks(heads, target, made)
-        return ranks[self.learned_windows(made["drawn"])], "recorded answers"
-
-    def _recorded_ranks(
-        self, heads: Arrays, target: Arrays, made: dict[str, np.ndarray]
-    ) -> np.ndarray:
-        """Returns the ranks [B, T - 1 - K, K] of a batch."""
-        tokens = made["tokens"][:, :-1]
-        states = jnp.asarray(made[STATES], jnp.float32)
-        matrix = head_matrix(target)
-        ranks = measure_ranks(self._said, states, self.heads, heads, matrix, tokens)
-        return ranks.reshape(len(tokens), -1, self.heads.num_heads)
-
-    @functools.cached_property
-    def _said(self) -> Model:
-        """Returns a model that returns the hidden states it is given; its logits are not used."""
-        size = self.target.model.vocab_size
-
-        def said(states: Array, tokens: Array) -> tuple[Array, Array]:
-            return jnp.zeros((*tokens.shape, size)), states
-
-        return from_function(said, vocab_size=size, max_positions=self.options.sequence_length)
 
 
 def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapter:
@@ -454,39 +493,26 @@ def make_job(options: MedusaOptions) -> TrainMedusa:
     """
     options.check_source()
     mesh = mesh_of_run(options)
-    job = _recorded(options, mesh) if options.teacher else _beside_target(options, mesh)
-    parts: dict[str, Arrays] = {"heads": job.adapter.params}
+    if options.teacher:
+        teacher, end = open_teacher(options, options.isolate_documents, (STATES,)), None
+        target = target_of(teacher, options, mesh)
+        material: Material = RecordedMaterial.of(teacher, share_of_answers(None, teacher))
+    else:
+        target = load_target(options, "float32", mesh)
+        options = fitted(options, target)
+        material = gather(options, target, pathlib.Path(options.out), options.sequence_length)
+        if material.text is not None and material.written is not None:
+            raise ValueError(
+                "--data holds both text and sequences with answers: heads learn from one kind only"
+            )
+        assert target.tokenizer is not None  # `load_target` has checked it
+        end = starts_of_documents(target.tokenizer, options.isolate_documents)
+    job = TrainMedusa(options, target, material, first_adapter(options, target), end, mesh=mesh)
+    counts = {"target": target.num_params, "heads": num_params(job.adapter.params)}
     if job.joint:
-        parts["lora"] = jax.eval_shape(job.changes)
-    counts = {name: sum(x.size for x in jax.tree.leaves(part)) for name, part in parts.items()}
-    print(f"parameters: {json.dumps({'target': job.target.num_params, **counts})}", flush=True)
+        counts["lora"] = num_params(jax.eval_shape(job.changes))
+    print(f"parameters: {json.dumps(counts)}", flush=True)
     return job
-
-
-def _beside_target(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
-    """Returns a job whose target is in memory."""
-    target = load_target(options, "float32", mesh)
-    options = fitted(options, target)
-    material = gather(options, target)
-    if material.text is not None and material.written is not None:
-        raise ValueError(
-            "--data holds both text and sequences with answers: heads learn from one kind only"
-        )
-    assert target.tokenizer is not None
-    end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    return TrainMedusa(options, target, first_adapter(options, target), material, end, mesh)
-
-
-def _recorded(options: MedusaOptions, mesh: Mesh | None) -> TrainMedusa:
-    """Returns a job that learns from a recording."""
-    teacher = open_teacher(options, options.isolate_documents, (STATES,))
-    target = target_of(teacher, options, mesh, whole=bool(options.eval_prompts))
-    inputs = {**teacher.request.hashes, "teacher": teacher.hash}
-    material = Material(None, None, teacher.held_out_rows(), inputs)
-    return RecordedMedusa(
-        options, target, first_adapter(options, target), material, None, mesh,
-        teacher=teacher, share=share_of_answers(None, teacher),
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

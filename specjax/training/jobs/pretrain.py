@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +14,17 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.contract import Arrays
 from specjax.files import find_folder, read_config, read_outline
 from specjax.models import LinenModel, head_matrix
 from specjax.options.command import parse, run
-from specjax.options.fields import at_least, option
-from specjax.training.corpus import TextOptions, Tokens, end_of_text, starts_of_documents
+from specjax.options.fields import count, inside, option
+from specjax.training.corpus import Tokens, end_of_text, starts_of_documents
 from specjax.training.dataset import initial_hash
 from specjax.training.lock import alone
-from specjax.training.loop import fit
+from specjax.training.loop import fit, mesh_of_run
 from specjax.training.losses import chunked, cross_entropy, with_cap
-from specjax.training.mesh import lay_batch, mesh_of_run
-from specjax.training.mixture import Mixture, WeightOptions
+from specjax.training.mesh import lay_batch
+from specjax.training.mixture import DataOptions, Mixture
 from specjax.training.ordering import Rows
 from specjax.training.record import named
 from specjax.training.student import (
@@ -38,10 +36,12 @@ from specjax.training.student import (
     save_student,
 )
 from specjax.training.tokenising import prepare_all
+from specjax.training.trees import Batch, Row, Tree
+from specjax.types import Json
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainOptions(ModelOptions, TextOptions, WeightOptions):
+class PretrainOptions(ModelOptions, DataOptions):
     """The data, the model's sizes, and the loop."""
 
     group = "pretraining"
@@ -61,16 +61,13 @@ class PretrainOptions(ModelOptions, TextOptions, WeightOptions):
         None, "tokens that a new model reads at most; default: --sequence-length, or as --like"
     )
     vocab_size: int = option(4096, "vocabulary size of a new tokenizer")
-    eval_batches: int = option(32, "held-out batches per evaluation")
+    eval_batches: int = count(32, "held-out batches per evaluation")
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_weights(self.data)
-        at_least(self, 1, "eval_batches")
-        if self.max_positions is not None:
-            at_least(self, self.sequence_length, "max_positions")
+        inside(self, f"[{self.sequence_length}, inf)", "max_positions")
         if self.tokenizer is None:  # a byte-level BPE has 256 bytes and the end-of-text token
-            at_least(self, 257, "vocab_size")
+            inside(self, "[257, inf)", "vocab_size")
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,8 +80,11 @@ class Pretrain:
     held_out: Tokens | Mixture
     tokenizer: tokenizers.Tokenizer
     end: int | None = None  # the token that starts a document, if documents are isolated
-    frozen: Arrays = None
     mesh: Mesh | None = None
+
+    @property
+    def frozen(self) -> Tree:
+        return {}
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ class Pretrain:
         weights = start.folder if start is not None and start.has_weights else None
         return {**self.train.inputs, **initial_hash(weights)}
 
-    def init(self) -> Arrays:
+    def init(self) -> Tree:
         return initial_params(self.model, self.options, self.mesh)
 
     @functools.cached_property
@@ -103,35 +103,35 @@ class Pretrain:
         o = self.options
         return text.rows(o.sequence_length, seed).batch(o.batch_size)
 
-    def batch(self, step: int) -> np.ndarray:
-        return self.batches[step]["tokens"]
+    def batch(self, step: int) -> Row:
+        return {"tokens": self.batches[step]["tokens"]}
 
-    def show(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def show(self, batch: Row) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens, all of which are learned, for --show-mask."""
-        return batch, np.ones_like(batch[:, 1:])
+        return batch["tokens"], np.ones_like(batch["tokens"][:, 1:])
 
-    def loss(self, params: Arrays, frozen: Arrays, batch: Array) -> tuple[Array, dict[str, Array]]:
+    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         del frozen
-        hidden = read(self.model, params, batch[:, :-1], self.end)
-        labels = batch[:, 1:].reshape(-1)
+        hidden = read(self.model, params, batch["tokens"][:, :-1], self.end)
+        labels = batch["tokens"][:, 1:].reshape(-1)
         loss = with_cap(cross_entropy, self.model.module.config.logit_softcap)
         total = chunked(loss)(hidden, head_matrix(params), (jnp.ones(len(labels)), labels))
         return total / len(labels), {}
 
     @functools.cached_property
-    def _measure(self) -> Callable[[Arrays, Array], Array]:
-        return jax.jit(lambda params, batch: self.loss(params, None, batch)[0])
+    def _measure(self) -> Callable[[Tree, Batch], Array]:
+        return jax.jit(lambda params, batch: self.loss(params, {}, batch)[0])
 
-    def evaluate(self, params: Arrays) -> dict[str, float]:
+    def evaluate(self, params: Tree) -> dict[str, float]:
         held_out = self._rows(self.held_out, 0)
         losses = [
-            self._measure(params, lay_batch(held_out[i]["tokens"], self.mesh))
+            self._measure(params, lay_batch({"tokens": held_out[i]["tokens"]}, self.mesh))
             for i in range(self.options.eval_batches)
         ]
         return {"held_out_loss": float(np.mean(losses))}
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Json]:
         start = self.options.start
         shapes = jax.eval_shape(self.model.init, jax.random.key(0))
         model = named(start and start.folder, self.model.module.config, shapes)
@@ -140,7 +140,7 @@ class Pretrain:
     def goal(self, report: dict[str, float]) -> float:
         return -report["held_out_loss"]
 
-    def export(self, params: Arrays, folder: pathlib.Path) -> None:
+    def export(self, params: Tree, folder: pathlib.Path) -> None:
         start, end = self.options.start, end_of_text(self.tokenizer)
         eos = () if end is None else (end,)
         if start is not None and start.has_weights:

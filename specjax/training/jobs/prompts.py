@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from specjax.generation import read_lines
 from specjax.options.command import parse, run
-from specjax.options.fields import REQUIRED, at_least, option
+from specjax.options.fields import REQUIRED, count, option
 from specjax.training.corpus import TextOptions, held_out_texts, read_documents, too_few
 
 _HEADER = re.compile(r"^[ \t]*def .*:\n", re.MULTILINE)
@@ -28,16 +28,14 @@ class PromptOptions(TextOptions):
     group = "prompt"
 
     out: str = option(REQUIRED, "output file of JSON lines with `source` and `prompt`")
-    characters: int = option(
+    characters: int = count(
         500, "least characters of a prompt, if the file has as many; a token has 3 to 4"
     )
-    count: int = option(0, "most files, evenly spaced among those held out; 0: all")
+    count: int = option(0, "most files, evenly spaced among those held out; 0: all", "[0, inf)")
     like: str | None = option(None, "a file of such prompts: use exactly the files that it names")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "characters")
-        at_least(self, 0, "count")
         if self.like is not None and self.count:
             raise ValueError(
                 f"--count {self.count} and --like {self.like} both choose files: leave one out"

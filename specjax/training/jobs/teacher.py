@@ -18,27 +18,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.contract import Arrays
 from specjax.files import TOKENIZER
 from specjax.models import LinenModel, head_matrix
 from specjax.options.command import parse, run
-from specjax.options.fields import at_least, option
+from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
-from specjax.sampling import Sampling
 from specjax.training import recorded, tables
-from specjax.training.corpus import TextOptions, starts_of_documents
+from specjax.training.corpus import starts_of_documents
 from specjax.training.drafters import KINDS, default_taps
 from specjax.training.lock import alone
-from specjax.training.loop_options import MeshOptions
 from specjax.training.losses import Teacher, log_target, mapped
-from specjax.training.material import Material, gather
-from specjax.training.mesh import lay_batch, mesh_of_sizes, mesh_sizes
-from specjax.training.mixture import WeightOptions
-from specjax.training.ordering import Rows
+from specjax.training.material import Material, TargetDataOptions, gather
+from specjax.training.mesh import MeshOptions, lay_batch, mesh_of_sizes, mesh_sizes
+from specjax.training.ordering import Rows, numbered
 from specjax.training.recorded import Request
 from specjax.training.student import read_layers
-from specjax.training.targets import ServedOptions, dtype_of, fitted, load_target, reader
+from specjax.training.targets import (
+    ServedOptions,
+    ServingOptions,
+    dtype_of,
+    fitted,
+    load_target,
+    reader,
+)
 from specjax.training.top import top_of
+from specjax.training.trees import Row, Tree
 from specjax.training.written import Written
 
 _HEADS = "medusa"
@@ -47,16 +51,17 @@ _MOST = 256 * 10**6
 
 
 @dataclasses.dataclass(frozen=True)
-class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
+class TeacherOptions(MeshOptions, TargetDataOptions, ServingOptions, ServedOptions):
     """The target, the data, and the recorded arrays."""
 
     group = "recording"
 
     out: str = option("runs/teacher", "folder of the recording")
-    top: int | None = option(
+    top: int | None = count(
         None,
         "candidates of each token whose log-probabilities are recorded; by default 64, or none "
         "with --drafters or --taps",
+        0,
     )
     drafters: tuple[str, ...] = option(
         (),
@@ -67,30 +72,24 @@ class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
         (),
         "record the last hidden states and the outputs of these layers, too: 0 is the embedding",
     )
-    sequence_length: int = option(512, "tokens per sequence")
-    sequences: int = option(
-        0, "sequences of text; 0: one pass over it.  Sequences with answers are all recorded"
+    sequence_length: int = count(512, "tokens per sequence")
+    sequences: int = count(
+        0, "sequences of text; 0: one pass over it.  Sequences with answers are all recorded", 0
     )
-    held_out: int = option(128, "most held-out sequences, for evaluations")
-    temperature: float = option(1.0, "temperature that the target will be served with")
-    top_k: int = option(0, "top-k that the target will be served with; 0: off")
-    top_p: float = option(1.0, "top-p that the target will be served with; 1: off")
+    held_out: int = count(128, "most held-out sequences, for evaluations")
     isolate_documents: bool = option(
         False, "tokens do not attend to other documents packed into the same sequence"
     )
-    batch_size: int = option(8, "sequences that the target reads at once")
-    chunk: int = option(
-        0, "sequences per file; 0: 64, or fewer if hidden states would make a file of over 256 MB"
+    batch_size: int = count(8, "sequences that the target reads at once")
+    chunk: int = count(
+        0,
+        "sequences per file; 0: 64, or fewer if hidden states would make a file of over 256 MB",
+        0,
     )
     seed: int = option(0, "seed of the order of the text")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_weights(self.data)
-        at_least(self, 1, "sequence_length", "held_out", "batch_size")
-        at_least(self, 0, "sequences", "chunk")
-        if self.top is not None:
-            at_least(self, 0, "top")
         if not self.candidates and not self.has_states:
             raise ValueError("--top 0 records nothing: pass --drafters or --taps, too")
         if self.has_states and self.dtype == "int8":
@@ -98,7 +97,6 @@ class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
                 "drafters use matrices of the target, which --dtype int8 has rounded: pass float32 "
                 "or bfloat16"
             )
-        Sampling.create(1, **self.settings)
 
     @property
     def has_states(self) -> bool:
@@ -109,11 +107,6 @@ class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
         """k, the number of candidates of each token."""
         return (0 if self.has_states else 64) if self.top is None else self.top
 
-    @property
-    def settings(self) -> dict[str, float]:
-        """The settings that the target is served with, as `Sampling.create` takes them."""
-        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-
 
 def sequences(options: TeacherOptions, material: Material) -> tuple[tuple[int, int, int], Rows]:
     """Returns the rows of a recording: of text, with answers, and held out; and their counts.
@@ -122,31 +115,25 @@ def sequences(options: TeacherOptions, material: Material) -> tuple[tuple[int, i
     """
     o, length = options, options.sequence_length
     text, written, held_out = material.text, material.written, material.held_out
-    parts: list[tuple[int, Rows]] = []
+    nothing = numbered(lambda number: {}, 0)
+    parts = [(0, nothing), (0, nothing)]
     if text is not None:
-        parts.append((o.sequences or text.windows(length), text.rows(length, o.seed)))
+        parts[0] = (o.sequences or text.windows(length), text.rows(length, o.seed))
     if written is not None:
-        rows = _in_order(written) if written.origin is None else written.rows(o.seed)
-        parts.append((len(written.tokens), rows))
+        rows = written.in_order() if written.origin is None else written.rows(o.seed)
+        parts[1] = (len(written.tokens), rows)
     if isinstance(held_out, Written):
-        parts.append((min(o.held_out, len(held_out.tokens)), _in_order(held_out)))
+        parts.append((min(o.held_out, len(held_out.tokens)), held_out.in_order()))
     else:
         parts.append((min(o.held_out, held_out.windows(length)), held_out.rows(length, 0)))
-    counts = [count for count, _ in parts]
-    whole = (
-        counts.pop(0) if text is not None else 0,
-        counts.pop(0) if written is not None else 0,
-        counts.pop(0),
-    )
-    import grain
+    text_rows, answers, held = (count for count, _ in parts)
+    starts = np.cumsum([0, text_rows, answers, held])
 
-    return whole, grain.MapDataset.concatenate([rows[:count] for count, rows in parts])
+    def row(number: int) -> Row:
+        part = int(np.searchsorted(starts, number, "right")) - 1
+        return parts[part][1][number - int(starts[part])]
 
-
-def _in_order(written: Written) -> Rows:
-    import grain
-
-    return grain.MapDataset.range(len(written.tokens)).map(written.row)
+    return (text_rows, answers, held), numbered(row, int(starts[-1]))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -164,7 +151,7 @@ def record(options: TeacherOptions) -> None:
     if options.candidates > size:
         raise ValueError(f"--top is {options.candidates}; the target has {size} tokens")
     taps = _taps(options, config.num_layers)
-    material = gather(options, target, options.settings)
+    material = gather(options, target, out, options.sequence_length, options.settings)
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     counts, rows = sequences(options, material)
@@ -215,7 +202,7 @@ def _said(
     network: LinenModel,
     request: Request,
     end: int | None,
-    params: Arrays,
+    params: Tree,
     tokens: Array,
 ) -> dict[str, Array]:
     """Returns the target's outputs for tokens [B, T + 1]; see `recorded.Said`."""
@@ -227,8 +214,7 @@ def _said(
         states = jnp.concatenate(layers, axis=-1).astype(jnp.bfloat16)
         said[recorded.STATES] = jax.lax.bitcast_convert_type(states, jnp.uint16)
     if request.top:
-        plain = options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
-        serving = None if plain else Sampling.create(1, **options.settings)
+        serving = options.serving
         teacher = Teacher(head_matrix(params), network.module.config.logit_softcap)
         hidden = out.hidden.reshape(-1, out.hidden.shape[-1])
         top = mapped(

@@ -1,0 +1,88 @@
+"""What the jobs share that train a draft for a target: its data, held-out prompts, and tau."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Generic, TypeVar
+
+import numpy as np
+import tokenizers
+from jax.sharding import Mesh
+
+from specjax.contract import Proposer
+from specjax.decoding import Decoder
+from specjax.models import LanguageModel
+from specjax.rules import Match
+from specjax.training.dataset import initial_hash
+from specjax.training.material import Material, held_out_prompts, learned
+from specjax.training.measure import measure_tau
+from specjax.training.recordings import TaughtOptions
+from specjax.training.trees import Row, Tree
+from specjax.types import Params
+
+OptionsT = TypeVar("OptionsT", bound=TaughtOptions)
+
+
+@dataclasses.dataclass(eq=False)
+class TaughtJob(Generic[OptionsT]):
+    """A job with a frozen target.
+
+    Attributes:
+      options: of the run.
+      target: its parameters are those of the recording if there is one and nothing is measured.
+      material: the data.
+      mesh: of the run; None: one device.
+    """
+
+    options: OptionsT
+    target: LanguageModel
+    material: Material
+    mesh: Mesh | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def frozen(self) -> Tree:
+        return self.target.params
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        assert self.target.tokenizer is not None  # the data was read with it
+        return self.target.tokenizer
+
+    @property
+    def initial(self) -> str | None:
+        """The folder of the weights that the run starts from."""
+        return None
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        return {**self.material.inputs, **initial_hash(self.initial)}
+
+    def show(self, batch: Row) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens, and which of them are learned, for --show-mask.
+
+        Raises:
+          ValueError: with --online there are no tokens before a step.
+        """
+        if self.options.online:
+            raise ValueError("--show-mask: with --online the tokens are written during the step")
+        mask = learned(batch["drawn"], self.options.learn_prompts)
+        return batch["tokens"], np.asarray(mask)
+
+    def prompts(self, count: int, longest: int) -> list[list[int]]:
+        """Returns held-out prompts of at most `longest` tokens."""
+        o = self.options
+        prompt = getattr(o, o.prompt)
+        held_out = self.material.held_out
+        return held_out_prompts(held_out, count, o.sequence_length, prompt, longest)
+
+    def tau(
+        self, proposer: Proposer, params: Params, settings: dict[str, float]
+    ) -> dict[str, float]:
+        """Returns tau on held-out prompts with the decoder, if --eval-prompts asks for it."""
+        o = self.options
+        if not o.eval_prompts:
+            return {}
+        prompts = self.prompts(o.eval_prompts, o.sequence_length - o.eval_tokens)
+        room = max(map(len, prompts)) + o.eval_tokens + proposer.num_nodes
+        decoder = Decoder(self.target.model, proposer, Match(), self.target.eos, room)
+        return measure_tau(decoder, params, prompts, o.eval_tokens, settings)
