@@ -301,9 +301,11 @@ def _cut_as(
 
     Pieces that do not make up the same matrix are left as they are.
     """
-    wanted = {row.name: _stored_shape(row, shapes[row.path]) for row in rows}
+    if not cut:
+        return stored
+    wanted = {row.name: _stored_shape(row, shapes[row.path]) for row in _as_held(rows, shapes)}
     changed = dict(stored)
-    for name in wanted if cut else ():
+    for name in wanted:
         names = [name.replace(cut[0], part) for part in cut]
         if cut[0] not in name or not {*names} <= {*stored} & {*wanted}:
             continue
