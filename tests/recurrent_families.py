@@ -32,6 +32,10 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
         "ssm_state_size": 5, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32, "expand": 1,
     }  # fmt: skip
     nemotron.pop("num_hidden_layers")
+    olmo = {
+        **grouped, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 3, "linear_value_head_dim": 6,
+    }  # fmt: skip
     lfm2 = {**grouped, "block_multiple_of": 8}
     return {
         "lfm2": {
@@ -69,6 +73,19 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
             "norm after the gate": {
                 **falcon, "num_hidden_layers": 1, "mamba_rms_norm": True,
                 "mamba_norm_before_gate": False,
+            },
+        },
+        "olmo_hybrid": {
+            "no rope": {
+                **olmo, "num_hidden_layers": 2,
+                "layer_types": ["full_attention", "linear_attention"],
+                "rope_parameters": {"rope_type": "default", "rope_theta": None},
+            },
+            "rope, bias, positive": {
+                **olmo, "num_hidden_layers": 2, "attention_bias": True,
+                "layer_types": ["full_attention", "linear_attention"],
+                "linear_allow_neg_eigval": False, "linear_conv_kernel_dim": 3,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
             },
         },
         "nemotron_h": {

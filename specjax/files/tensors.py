@@ -89,6 +89,7 @@ def read_params(
         dict[_Path, NamedSharding], {} if shardings is None else flatten_dict(shardings())
     )
     table = rows_of(family, config, stored)
+    stored = _cut_as(table if layers is None else _cut(table, layers), family.cut, shapes, stored)
     if lora is not None:
         stored = lora.onto(folder, stored, table, family.spelled, config.tied_embeddings)
     rows = _as_held(table if layers is None else _cut(table, layers), shapes)
@@ -268,7 +269,58 @@ def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) ->
             else row
             for row in rows
         ]
-    return rows
+    names = set(stored)
+    return [_as_spelled(row, family.aliases, names) for row in rows] if family.aliases else rows
+
+
+def _as_spelled(row: Tensor, aliases: Mapping[str, str], stored: set[str]) -> Tensor:
+    names = (row.name.replace(own, other) for own, other in aliases.items())
+    there = next((name for name in names if name in stored), row.name)
+    return row if row.name in stored else dataclasses.replace(row, name=there)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recut(Stored):
+    """Rows of a matrix that the files hold in pieces, which are cut at other rows."""
+
+    pieces: tuple[Stored, ...]
+    first: int
+
+    def map(self) -> np.ndarray:
+        whole = np.concatenate([piece.map() for piece in self.pieces])
+        return whole[self.first : self.first + self.shape[0]]
+
+
+def _cut_as(
+    rows: list[Tensor],
+    cut: tuple[str, ...],
+    shapes: dict[_Path, _Shape],
+    stored: dict[str, Stored],
+) -> dict[str, Stored]:
+    """Returns the stored tensors, those in `Family.cut` cut as the table has them.
+
+    Pieces that do not make up the same matrix are left as they are.
+    """
+    if not cut:
+        return stored
+    wanted = {row.name: _stored_shape(row, shapes[row.path]) for row in _as_held(rows, shapes)}
+    changed = dict(stored)
+    for name in wanted:
+        names = [name.replace(cut[0], part) for part in cut]
+        if cut[0] not in name or not {*names} <= {*stored} & {*wanted}:
+            continue
+        pieces = tuple(stored[name] for name in names)
+        sizes = [wanted[name] for name in names]
+        alike = len({(piece.kind, piece.shape[1:]) for piece in pieces}) == 1
+        if not alike or sum(piece.shape[0] for piece in pieces) != sum(size[0] for size in sizes):
+            continue
+        first = 0
+        for name, piece, size in zip(names, pieces, sizes, strict=True):
+            if piece.shape != size:
+                made = _Recut(piece.file, piece.kind, size, piece.start, pieces, first)
+                changed[name] = made
+            first += size[0]
+    return changed
 
 
 def _cut(rows: Iterable[Tensor], layers: Sequence[int]) -> list[Tensor]:

@@ -1,9 +1,12 @@
 """Every family computes what transformers computes, which `fixtures/make_families.py` stored."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 import small_families
 
 import specjax
@@ -68,6 +71,25 @@ def test_trees_of_a_model_with_a_state(case):
     """After accepted and rejected chains and branches of trees a state is that of plain reading."""
     loaded = specjax.load(small_families.folder(case))
     specjax.models.check_model(loaded.model, loaded.params, tolerance=2e-5)
+
+
+def test_the_publishers_spelling_of_olmo_hybrid(tmp_path):
+    """transformers cuts the three convolutions into equal parts, and gives norms other names."""
+    folder = small_families.folder("olmo_hybrid, rope, bias, positive")
+    loaded = specjax.load(folder)
+    with safetensors.safe_open(folder / "model.safetensors", "np") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}
+    names = [f"model.layers.1.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+    assert len({stored[name].shape for name in names}) == 1
+    whole = np.concatenate([stored[name] for name in names])
+    parts = np.split(whole, [6, 12])
+    stored |= dict(zip(names, map(np.ascontiguousarray, parts), strict=True))
+    norm = "model.layers.0.feedforward_layer_norm.weight"
+    stored["model.layers.0.post_attention_layernorm.weight"] = stored.pop(norm)
+    shutil.copytree(folder, tmp_path / "published")
+    safetensors.numpy.save_file(stored, tmp_path / "published" / "model.safetensors")
+    again = specjax.load(tmp_path / "published")
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
 
 
 @pytest.mark.parametrize("case", small_families.CONFIGS)

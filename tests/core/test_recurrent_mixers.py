@@ -1,6 +1,7 @@
 """Short convolutions, Mamba2 and Kimi delta attention compute their recurrences along branches."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -169,11 +170,10 @@ def test_a_tree_is_the_recurrence_along_each_branch(case, seed):
     def run(params):
         params = {"params": jax.tree.map(lambda y: jnp.asarray(y, jnp.float32), params)}
         memory = mixer.state(ROWS, jnp.float32)
-        first, memory = layer(mixer).apply(
-            params, jnp.asarray(texts, jnp.float32), None, memory, None
-        )
+        apply: Any = layer(mixer).apply
+        first, memory = apply(params, jnp.asarray(texts, jnp.float32), None, memory, None)
         memory = memory.commit(jnp.array([BEFORE, BEFORE - 2]))
-        second, memory = layer(mixer).apply(
+        second, memory = apply(
             params, jnp.asarray(nodes, jnp.float32), None, memory, jnp.asarray(seen)
         )
         count = jnp.asarray([seen[row, ends[row]].sum() for row in range(ROWS)])
@@ -197,4 +197,5 @@ def test_a_tree_is_the_recurrence_along_each_branch(case, seed):
                 for mine, theirs in zip(memory.columns, after[0], strict=True):
                     np.testing.assert_allclose(mine[row], theirs, atol=2e-5)
                 if memory.state is not None:
+                    assert after[1] is not None
                     np.testing.assert_allclose(memory.state[row], after[1], atol=2e-5)

@@ -364,7 +364,8 @@ def test_refused_switch(family, change, message):
 def test_what_holds_where_a_file_is_silent(family, tmp_path):
     """Each field but the sizes is left out in turn; the default must be that of transformers."""
     sizes = {"max_position_embeddings", "num_key_value_heads", "n_group"}
-    sizes |= {"qk_nope_head_dim", "qk_rope_head_dim", "num_experts_per_tok"}
+    sizes |= {"qk_nope_head_dim", "qk_rope_head_dim", "num_experts_per_tok", "num_local_experts"}
+    sizes |= {"mamba_n_heads", "mamba_d_head", "mamba_d_ssm", "mamba_expand", "n_groups"}
     config = transformers_folders.configured(family, **next(iter(CONFIGS[family].values())))
     config.save_pretrained(tmp_path)
     whole, compared = json.loads((tmp_path / "config.json").read_text()), 0

@@ -29,6 +29,7 @@ from specjax.models.families.nemotron_h import NEMOTRON_H
 from specjax.models.families.nested import NESTED, Nested
 from specjax.models.families.olmo2 import OLMO2
 from specjax.models.families.olmo3 import OLMO3
+from specjax.models.families.olmo_hybrid import OLMO_HYBRID
 from specjax.models.families.opt import OPT
 from specjax.models.families.phi3 import PHI3
 from specjax.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
@@ -71,6 +72,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
+    "olmo_hybrid": OLMO_HYBRID,
     "opt": OPT,
     "phi3": PHI3,
     "qwen2": QWEN2,

@@ -49,6 +49,12 @@ class Family:
     # that of all such names.
     prefixes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
+    # Parts of names in `tensors` -> how files may spell them; a spelling counts for each tensor
+    # that the files do not have under its own name.
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Parts of the names of tensors that are one matrix, cut by rows; files may cut it elsewhere.
+    cut: tuple[str, ...] = ()
+
     def spelled(self, name: str) -> list[str]:
         """Returns the name of a tensor in every spelling of its beginning."""
         for spellings in self.prefixes.values():

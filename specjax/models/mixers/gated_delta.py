@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax._internal.checks import flag, settle, whole
+from specjax._internal.checks import flag, real, settle, whole
 from specjax.caches import LayerState, Staged
 from specjax.models.config import Mixer, TransformerConfig
 from specjax.models.layers import Dense, named_param, residual_scale
@@ -34,6 +34,7 @@ class GatedDelta(Mixer):
     key_dim: int
     value_dim: int
     conv_size: int = 4  # tokens that the convolutions of queries, keys and values read
+    norm_eps: float | None = None  # of the norm of the output; None: that of the configuration
     negative: bool = False  # beta goes up to 2, so that the state has negative eigenvalues
 
     def __post_init__(self) -> None:
@@ -42,6 +43,8 @@ class GatedDelta(Mixer):
             whole(name, getattr(self, name), 1, 2**14, "a whole number in [1, 16384]")
         whole("conv_size", self.conv_size, 2, 64, "a whole number in [2, 64]")
         flag("negative", self.negative)
+        if self.norm_eps is not None:
+            real("norm_eps", self.norm_eps, "[0, 3.4e38]", ", or be None")
         settle(
             (
                 self.value_heads % self.key_heads,
@@ -111,7 +114,8 @@ class GatedDeltaNet(nn.Module):
         out, updates, totals = read(state, query * m.key_dim**-0.5, key, value, gate, beta, visible)
         staged = memory.stage(Staged(inputs, key, updates, totals))
         z = project("z", values).reshape(out.shape).astype(jnp.float32)
-        out = out * jax.lax.rsqrt(jnp.mean(out * out, axis=-1, keepdims=True) + c.norm_eps)
+        eps = c.norm_eps if m.norm_eps is None else m.norm_eps
+        out = out * jax.lax.rsqrt(jnp.mean(out * out, axis=-1, keepdims=True) + eps)
         weight = small("norm", 1.0, m.value_dim, "value_dim")
         out = (weight * out * nn.silu(z)).astype(x.dtype).reshape(*x.shape[:2], values)
         down = self.dense(c.hidden_size, ("states", "embed"), False, residual_scale(c), name="o")
