@@ -49,7 +49,8 @@ class TaughtOptions(LoopOptions, EvaluationOptions, TargetDataOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         length = getattr(self, self.prompt)
-        if self.measures_tau and length + self.eval_tokens > self.sequence_length:
+        measures = self.measures_tau and (self.target or not self.teacher)  # else it is refused
+        if measures and length + self.eval_tokens > self.sequence_length:
             raise ValueError(
                 f"{flag(self.prompt)} {length} and --eval-tokens {self.eval_tokens} together are "
                 f"more than --sequence-length {self.sequence_length}"

@@ -118,3 +118,9 @@ def test_how_long_the_trainings_are():
     """A twentieth of the run, at least 20 steps, and never more than the run."""
     for steps, wanted in ((1000, 50), (100, 20), (7, 7)):
         assert DistillOptions(loss="auto", steps=steps).auto == wanted
+
+
+def test_one_prompt_has_no_interval():
+    assert calibration._said({"tau": 1.5}) == "tau 1.500"
+    both = {"tau": 1.5, "tau_low": 1.25, "tau_high": 1.75}
+    assert calibration._said(both) == "tau 1.500 (1.250 to 1.750)"

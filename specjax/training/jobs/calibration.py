@@ -124,5 +124,7 @@ def _check(path: pathlib.Path, before: dict[str, Json], now: dict[str, Json]) ->
 def _said(result: dict[str, float | str]) -> str:
     if "failure" in result:
         return str(result["failure"])
-    interval = f" ({result['tau_low']:.3f} to {result['tau_high']:.3f})"
-    return f"tau {result['tau']:.3f}" + interval * ("tau_low" in result)
+    found = f"tau {result['tau']:.3f}"
+    if "tau_low" not in result:  # one prompt has no interval
+        return found
+    return f"{found} ({result['tau_low']:.3f} to {result['tau_high']:.3f})"
