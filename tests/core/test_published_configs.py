@@ -52,6 +52,7 @@ TIED = {
     "gemma4_unified",
     "gemma4_unified_text",
     "gpt2",
+    "lfm2",
     "opt",
     "smollm3",
     "starcoder2",

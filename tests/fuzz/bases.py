@@ -14,7 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import specjax
 from specjax.models import LinenModel, Rope, Router
-from specjax.models.mixers import AttentionSizes, GatedDelta, Latent
+from specjax.models.config import Beside
+from specjax.models.mixers import AttentionSizes, GatedDelta, Latent, Mamba2, ShortConv
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
 
@@ -39,6 +40,7 @@ _GEMMA4 = {"norm_order": "sandwich", "embedding_scale": 8**0.5, "tied_embeddings
            "query_scale": 1.0, "qk_norm": "head", "value_norm": True, "activation": "gelu_tanh",
            "layer_scale": True, "rope": _PROPORTIONAL, "ropes": (_PROPORTIONAL,),
            "mixers": (AttentionSizes(2, 8, keys_as_values=True),)}  # fmt: skip
+_MAMBA = Mamba2(heads=4, head_dim=4, state_dim=4)
 _CHANGES: dict[str, dict[str, object]] = {
     "llama": {"rope": Rope(kind="llama3", factor=8.0)},
     "mistral": {"windows": (16,)},
@@ -95,6 +97,14 @@ _CHANGES: dict[str, dict[str, object]] = {
                 "router": Router(of_chosen=True, bias=True)},
     "ernie4_5_moe": {**_EXPERTS, "interleaved": True, "rope": Rope(5e5), "tied_embeddings": True,
                      "router": Router(corrected=True), "shared_size": 24},
+    "lfm2": {"mixers": (ShortConv(8),), "qk_norm": "head", "tied_embeddings": True},
+    "granitemoehybrid": {"mixers": (_MAMBA,), "rope": None, "embedding_scale": 2.0,
+                         "branch_scale": 0.5, "logit_scale": 0.5, "query_scale": 0.2},
+    "falcon_h1": {"mixers": (dataclasses.replace(_MAMBA, norm=None, beside=Beside()),)},
+    "nemotron_h": {"mixers": (_MAMBA,), "branches": ("mixer",), "rope": None, "gated": False,
+                   "activation": "relu2"},
+    "olmo_hybrid": {"mixers": (GatedDelta(1, 2, 4, 4, negative=True),), "qk_norm": "whole",
+                    "norm_order": "post", "norm_orders": ("pre",), "rope": None},
 }  # fmt: skip
 
 

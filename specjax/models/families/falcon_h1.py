@@ -10,7 +10,7 @@ from specjax.models.families.fused import renamed
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 from specjax.models.families.mamba2 import check_limit, mamba_tensors
 from specjax.models.families.positions import read_context, read_rope
-from specjax.models.mixers.mamba2 import Mamba2, Scales
+from specjax.models.mixers import Mamba2, Scales
 
 _NAMES = {
     "model.norm.": "model.final_layernorm.",

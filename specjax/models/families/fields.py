@@ -62,7 +62,7 @@ _NAME = Kind("a text, or null", lambda value: isinstance(value, str))
 _PERIOD = count(0, MOST["num_layers"])
 _KINDS = {
     **{name: count(1, MOST[ours]) for name, ours in _SIZES.items()},
-    "num_local_experts": count(0, MOST["num_experts"]),
+    **dict.fromkeys(("num_local_experts", "num_experts_per_tok"), count(0, MOST["num_experts"])),
     **dict.fromkeys(("max_window_layers", "sliding_window"), count(0, 2**31 - 1)),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), _NAME),

@@ -11,7 +11,7 @@ from specjax.models.families.granite import read_factors, write_factors
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 from specjax.models.families.mamba2 import KINDS, check_limit, mamba_tensors
 from specjax.models.families.positions import read_rope
-from specjax.models.mixers.mamba2 import Mamba2
+from specjax.models.mixers import Mamba2
 
 _SIZES = {
     "heads": ("mamba_n_heads", 128),

@@ -9,7 +9,7 @@ from specjax.models.families.fields import check_sizes, flag, given, number
 from specjax.models.families.fused import convolution, divided, renamed
 from specjax.models.families.llama import dense, llama_tensors, read_llama, write_llama
 from specjax.models.families.positions import read_rope
-from specjax.models.mixers.short_conv import ShortConv
+from specjax.models.mixers import ShortConv
 
 _NAMES = {
     "model.norm.": "model.embedding_norm.",

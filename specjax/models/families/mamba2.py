@@ -8,7 +8,7 @@ from specjax._internal.fields import LIST, as_json
 from specjax.models.families.family import Config, Tensor
 from specjax.models.families.fused import convolution, divided
 from specjax.models.families.llama import dense
-from specjax.models.mixers.mamba2 import Mamba2
+from specjax.models.mixers import Mamba2
 
 KINDS = {
     "mamba": True,

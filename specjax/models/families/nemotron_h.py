@@ -17,7 +17,7 @@ from specjax.models.families.fields import (
 from specjax.models.families.fused import renamed
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 from specjax.models.families.mamba2 import KINDS, check_limit, mamba_tensors
-from specjax.models.mixers.mamba2 import Mamba2
+from specjax.models.mixers import Mamba2
 
 _NAMES = {
     "model.embed_tokens.": "backbone.embeddings.",

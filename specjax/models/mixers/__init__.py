@@ -7,6 +7,8 @@ tokens staged.  Its record, a `Mixer` in `TransformerConfig.mixers`, has its siz
 from specjax.models.mixers.attention import Attention, AttentionSizes, Rotations
 from specjax.models.mixers.gated_delta import GatedDelta
 from specjax.models.mixers.latent import Latent, LatentAttention
+from specjax.models.mixers.mamba2 import Mamba2, Scales
+from specjax.models.mixers.short_conv import ShortConv
 from specjax.models.mixers.table import MIXERS
 
 __all__ = [
@@ -16,5 +18,8 @@ __all__ = [
     "GatedDelta",
     "Latent",
     "LatentAttention",
+    "Mamba2",
     "Rotations",
+    "Scales",
+    "ShortConv",
 ]
