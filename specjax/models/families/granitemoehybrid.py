@@ -54,10 +54,10 @@ def _read(config: Config) -> TransformerConfig:
         )
     check_sizes(config, "num_hidden_layers", "hidden_size", optional=("shared_intermediate_size",))
     kind = config.get("position_embedding_type")
-    one_of((None, "rope")).of("position_embedding_type", kind)
+    one_of((None, "nope", "rope")).of("position_embedding_type", kind)
     return read_llama(
         {**config, "intermediate_size": given(config, "shared_intermediate_size", 1024)},
-        rope=None if kind is None else read_rope(config),
+        rope=read_rope(config) if kind == "rope" else None,
         mixers=_mixers(config),
         mlp_bias=False,
         **read_factors(config),
