@@ -28,7 +28,7 @@ from tqdm import tqdm
 from specjax.files.folder import listed, refuse_weights, weight_files
 from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
-from specjax.models import Family, LinenModel, Tensor, TransformerConfig
+from specjax.models import FUSED, Family, LinenModel, Tensor, TransformerConfig
 from specjax.parallel import Shardings, devices_of, leader, require, to_host
 from specjax.types import ArrayTree, Weights
 
@@ -259,7 +259,11 @@ def write_rows(
 
 def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
     """Returns the table of the family, with the names as the stored ones are spelled."""
-    rows, stored = family.tensors(config), tuple(stored)
+    stored = tuple(stored)
+    fused = family.fused_tensors is not None and any(name.endswith(FUSED) for name in stored)
+    rows = (
+        family.fused_tensors(config) if fused and family.fused_tensors else family.tensors(config)
+    )
     for own, spellings in family.prefixes.items():
         used = (prefix for prefix in spellings if any(name.startswith(prefix) for name in stored))
         prefix = next(used, own)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specjax.models.config import Mixer, TransformerConfig
     from specjax.models.families import (
         FAMILIES,
+        FUSED,
         NESTED,
         Config,
         Family,
@@ -59,6 +60,7 @@ __getattr__ = lazily(__name__, __file__, _moved)
 __all__ = [
     "BLOCK_SLOTS",
     "FAMILIES",
+    "FUSED",
     "MLP",
     "NESTED",
     "OFF",

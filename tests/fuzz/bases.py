@@ -40,6 +40,11 @@ _GEMMA4 = {"norm_order": "sandwich", "embedding_scale": 8**0.5, "tied_embeddings
            "query_scale": 1.0, "qk_norm": "head", "value_norm": True, "activation": "gelu_tanh",
            "layer_scale": True, "rope": _PROPORTIONAL, "ropes": (_PROPORTIONAL,),
            "mixers": (AttentionSizes(2, 8, keys_as_values=True),)}  # fmt: skip
+_DELTA: dict[str, object] = {
+    "qk_norm": "head", "norm_offset": 1.0, "output_gate": True, "rope": Rope(fraction=0.5),
+    "mixers": (GatedDelta(1, 2, 4, 4),),
+}  # fmt: skip
+_SHARED = {"shared_size": 6, "shared_gate": True}
 _MAMBA = Mamba2(heads=4, head_dim=4, state_dim=4)
 _CHANGES: dict[str, dict[str, object]] = {
     "llama": {"rope": Rope(kind="llama3", factor=8.0)},
@@ -47,8 +52,9 @@ _CHANGES: dict[str, dict[str, object]] = {
     "mixtral": {**_EXPERTS, "rope": Rope(1e6)},
     "qwen2": {"qkv_bias": True, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16)},
     "qwen3": {"qk_norm": "head"},
-    "qwen3_5_text": {"qk_norm": "head", "norm_offset": 1.0, "output_gate": True,
-                     "rope": Rope(fraction=0.5), "mixers": (GatedDelta(1, 2, 4, 4),)},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_EXPERTS, **_SHARED},
+    "qwen3_next": {**_DELTA, **_EXPERTS, **_SHARED},
     "qwen3_moe": {**_EXPERTS, "qk_norm": "head"},
     "gemma": {"norm_offset": 1.0, "embedding_scale": 8**0.5, "tied_embeddings": True,
               "activation": "gelu_tanh"},

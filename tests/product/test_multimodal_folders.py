@@ -109,6 +109,20 @@ CONFIGS = {
         {**QWEN3, "deepstack_visual_indexes": []},
         {},
     ),
+    "qwen3_5_moe": (
+        {
+            **HEADS, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12, "linear_value_head_dim": 10, "num_hidden_layers": 4,
+            "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 10,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+            },
+        },
+        {**QWEN3, "deepstack_visual_indexes": []},
+        {},
+    ),
     "qwen3_vl": (
         {**HEADS, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "attention_bias": True},
         QWEN3,
@@ -133,7 +147,7 @@ def test_parity(case, published):
     model = transformers.AutoModelForImageTextToText.from_config(
         config, attn_implementation="eager"
     ).eval()
-    middle = 0.0 if case in ("gemma3", "qwen3_5") else 1.0
+    middle = 0.0 if case in ("gemma3", "qwen3_5", "qwen3_5_moe") else 1.0
     later = case.startswith("gemma4")  # with larger weights float32 differs from float64 by 1e-3
     spread = 0.06 if later else 0.15
     with torch.no_grad():

@@ -5,6 +5,7 @@ from specjax.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from specjax.models.families.ernie4_5 import ERNIE4_5
 from specjax.models.families.ernie4_5_moe import ERNIE4_5_MOE
 from specjax.models.families.exaone4 import EXAONE4
+from specjax.models.families.experts import FUSED
 from specjax.models.families.falcon_h1 import FALCON_H1
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_fields
@@ -33,7 +34,8 @@ from specjax.models.families.olmo_hybrid import OLMO_HYBRID
 from specjax.models.families.opt import OPT
 from specjax.models.families.phi3 import PHI3
 from specjax.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from specjax.models.families.qwen3_5 import QWEN3_5
+from specjax.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
+from specjax.models.families.qwen3_next import QWEN3_NEXT
 from specjax.models.families.seed_oss import SEED_OSS
 from specjax.models.families.smollm3 import SMOLLM3
 from specjax.models.families.stablelm import STABLELM
@@ -78,8 +80,10 @@ FAMILIES: dict[str, Family] = {
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
     "qwen3_5_text": QWEN3_5,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": QWEN3_NEXT,
     "seed_oss": SEED_OSS,
     "smollm3": SMOLLM3,
     "stablelm": STABLELM,
@@ -89,6 +93,7 @@ FAMILIES: dict[str, Family] = {
 
 __all__ = [
     "FAMILIES",
+    "FUSED",
     "NESTED",
     "Config",
     "Family",

@@ -10,6 +10,9 @@ from specjax.models.families.family import Config, Tensor
 from specjax.models.families.fields import check_sizes, given
 from specjax.models.families.llama import dense, llama_tensors
 
+FUSED = ".experts.gate_up_proj"
+"""The end of the name of a tensor with two matrices of every expert."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ExpertNames:
@@ -50,6 +53,30 @@ def sparse_tensors(
         if c.shared_gate:
             rows += dense(f"{theirs}.{names.shared_gate}", (*ours, "shared_gate"), False)
     return rows
+
+
+def fused_experts(rows: list[Tensor], c: TransformerConfig) -> list[Tensor]:
+    """Returns a table in which one tensor holds gate and up of all experts, and another down.
+
+    Args:
+      rows: the table with a tensor for each matrix of each expert.
+      c: the configuration.
+    """
+    places = {"gate": slice(c.expert_size), "up": slice(c.expert_size, None)}
+    shape = (c.num_experts, 2 * c.expert_size, c.hidden_size)
+    made = []
+    for row in rows:
+        if row.at is None or row.path[-2] != "mlp":
+            made.append(row)
+        elif row.at == 0:
+            block, part = row.name.split(".experts.")[0], row.path[-1]
+            whole = dataclasses.replace(row, name=f"{block}.experts.down_proj", at=None)
+            if part in places:
+                index = (slice(None), places[part])
+                name = f"{block}{FUSED}"
+                whole = dataclasses.replace(whole, name=name, shape=shape, index=index)
+            made.append(whole)
+    return made
 
 
 def sparse_in_turn(config: Config) -> tuple[bool, ...]:

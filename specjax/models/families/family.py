@@ -44,7 +44,9 @@ class Family:
     ignored: tuple[str, ...] = ()  # endings of the names of tensors that are not parameters
     # Beginnings of the names of other models' tensors; "{num_layers}" stands for that number.
     skipped: tuple[str, ...] = ()
-    fused: bool = False  # a tensor holds a matrix of every expert of a layer
+    fused: bool = False  # files may hold a matrix of every expert of a layer in one tensor
+    # The other table of a family whose files do so, or not; the names of a file decide.
+    fused_tensors: Callable[[TransformerConfig], list[Tensor]] | None = None
     # Beginning of names in `tensors` -> how files spell it; the first spelling that they have is
     # that of all such names.
     prefixes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

@@ -126,6 +126,9 @@ NESTED: dict[str, Nested] = {
         "Qwen2_5_VLForConditionalGeneration", {"qwen2_5_vl_text": "qwen2"}, _QWEN2_5
     ),
     "qwen3_5": Nested("Qwen3_5ForConditionalGeneration", {"qwen3_5_text": "qwen3_5_text"}),
+    "qwen3_5_moe": Nested(
+        "Qwen3_5MoeForConditionalGeneration", {"qwen3_5_moe_text": "qwen3_5_moe_text"}
+    ),
     "qwen3_vl": Nested(
         "Qwen3VLForConditionalGeneration",
         {"qwen3_vl_text": "qwen3"},

@@ -1,4 +1,4 @@
-"""Qwen3.5, 3.6 and 3.8, dense: three gated delta nets, then one gated attention (arXiv 2412.06464).
+"""Qwen3.5, 3.6 and 3.8, dense or with experts: three gated delta nets, then one gated attention.
 
 The norms of the stream, the queries and the keys are 1 + weight; that inside a delta net is not.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from specjax._internal.fields import list_of, one_of
 from specjax.models.config import TransformerConfig
+from specjax.models.families.experts import ExpertNames, fused_experts, sparse_tensors
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_sizes, given, number, refuse
 from specjax.models.families.llama import dense, llama_tensors, read_llama, write_llama
@@ -131,8 +132,51 @@ def parts(mixer: GatedDelta) -> list[tuple[str, slice]]:
     return rows
 
 
+def read_experts(config: Config) -> Config:
+    """Returns the fields of the configuration about experts, and one shared expert with a gate."""
+    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    check_sizes(config, *sizes, "shared_expert_intermediate_size")
+    return {
+        "num_experts": config["num_experts"],
+        "experts_per_token": config["num_experts_per_tok"],
+        "expert_size": config["moe_intermediate_size"],
+        "shared_size": config["shared_expert_intermediate_size"],
+        "shared_gate": True,
+    }
+
+
+def write_experts(c: TransformerConfig) -> Config:
+    """Returns the fields that `read_experts` reads."""
+    return {
+        "num_experts": c.num_experts,
+        "num_experts_per_tok": c.experts_per_token,
+        "moe_intermediate_size": c.expert_size,
+        "shared_expert_intermediate_size": c.shared_size,
+    }
+
+
 def _read(config: Config) -> TransformerConfig:
     return read_qwen3_next(config, theta=1e4)
+
+
+def _read_moe(config: Config) -> TransformerConfig:
+    experts = read_experts(config)
+    config = {**config, "intermediate_size": experts["expert_size"]}  # no layer has a plain MLP
+    return read_qwen3_next(config, theta=1e4, **experts)
+
+
+def _write_moe(c: TransformerConfig) -> Config:
+    config = write_llama(c, **write_delta(c), **write_experts(c))
+    del config["intermediate_size"]
+    return config
+
+
+def _moe_tensors(c: TransformerConfig) -> list[Tensor]:
+    return sparse_tensors(c, ExpertNames(shared="shared_expert"), delta_tensors)
+
+
+def _fused_tensors(c: TransformerConfig) -> list[Tensor]:
+    return fused_experts(_moe_tensors(c), c)
 
 
 def _write(c: TransformerConfig) -> Config:
@@ -144,3 +188,12 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
 
 
 QWEN3_5 = Family("Qwen3_5ForCausalLM", _read, _write, _tensors, skipped=("mtp.",))
+QWEN3_5_MOE = Family(
+    "Qwen3_5MoeForCausalLM",
+    _read_moe,
+    _write_moe,
+    _moe_tensors,
+    skipped=("mtp.",),
+    fused=True,
+    fused_tensors=_fused_tensors,
+)
