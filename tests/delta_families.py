@@ -19,8 +19,8 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
         "linear_value_head_dim": 5,
     }  # fmt: skip
     experts = {
-        **delta, "rms_norm_eps": 0.05, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
-        "shared_expert_intermediate_size": 10, "num_hidden_layers": 2,
+        **delta, "rms_norm_eps": 0.05, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12, "shared_expert_intermediate_size": 10, "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
     }  # fmt: skip
     return {

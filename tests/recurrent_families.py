@@ -36,6 +36,9 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
         **grouped, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_key_head_dim": 3, "linear_value_head_dim": 6,
     }  # fmt: skip
+    chosen = {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_eps": 0.05,
+    }  # fmt: skip
     lfm2 = {**grouped, "block_multiple_of": 8}
     return {
         "lfm2": {
@@ -46,6 +49,17 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
             "tied, biases, longer": {
                 **lfm2, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"],
                 "conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False,
+            },
+        },
+        "lfm2_moe": {
+            "a dense layer": {
+                **grouped, **chosen, "num_hidden_layers": 3, "num_dense_layers": 1,
+                "layer_types": ["conv", "full_attention", "conv"],
+            },
+            "all sparse, not corrected": {
+                **grouped, **chosen, "num_hidden_layers": 2, "num_dense_layers": 0,
+                "layer_types": ["full_attention", "conv"], "use_expert_bias": False,
+                "norm_topk_prob": False, "routed_scaling_factor": 1.5,
             },
         },
         "granitemoehybrid": {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Tensor,
         check_fields,
     )
-    from specjax.models.feed_forward import MLP
+    from specjax.models.feed_forward import MLP, Stacks, grouped, in_tiles
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
     from specjax.models.mixers import Attention, Latent, LatentAttention
@@ -81,6 +81,7 @@ __all__ = [
     "Norm",
     "Rope",
     "Router",
+    "Stacks",
     "Tables",
     "Tensor",
     "Transformer",
@@ -96,7 +97,9 @@ __all__ = [
     "from_function",
     "from_linen",
     "from_nnx",
+    "grouped",
     "head_matrix",
+    "in_tiles",
     "int8_dot_general",
     "look_up",
     "named_param",

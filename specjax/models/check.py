@@ -35,6 +35,7 @@ def check_model(model: Model[ParamsT, CacheT], params: ParamsT, tolerance: float
         raise ValueError(
             f"the check reads {_TOKENS} different tokens; the model must have room for them"
         )
+    apply = jax.jit(model.apply)  # each shape of the check is one program
     keys = jax.random.split(make_key(0), _ROWS)
     order = jax.vmap(lambda key: jax.random.permutation(key, model.vocab_size))(keys)
     tokens = order[:, :_TOKENS].astype(jnp.int32)
@@ -47,9 +48,7 @@ def check_model(model: Model[ParamsT, CacheT], params: ParamsT, tolerance: float
     ) -> ModelOutput[CacheT]:
         start = 0 if cache is None else cache.length[:, None]
         depth = jnp.arange(tokens.shape[1]) if depth is None else depth
-        return model.apply(
-            params, tokens, jnp.broadcast_to(start + depth, tokens.shape), cache, mask
-        )
+        return apply(params, tokens, jnp.broadcast_to(start + depth, tokens.shape), cache, mask)
 
     plain = read(tokens).logits
     scale = float(jnp.abs(plain).max())

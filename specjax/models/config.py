@@ -114,6 +114,11 @@ class Mixer(abc.ABC):
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         """Returns the state before the first token of `batch` rows, if `slots` is None."""
 
+    def resized(self, hidden_size: int) -> Mixer:
+        """Returns this mixer for a residual stream of another size; by default unchanged."""
+        del hidden_size
+        return self
+
     def units(self) -> int:
         """Returns the number of equal parts into which the axes named "states" may be split."""
         return 1

@@ -154,7 +154,7 @@ class Transformer(nn.Module):
       config: sizes and switches.
       dot_general: multiplies with weights, like `models.products.dot_general`: training passes one
         that multiplies in bfloat16, and `load` one with kernels of our own for a CPU.
-        Experts multiply as `models.feed_forward.grouped` says.
+        Experts multiply as `models.feed_forward.by_expert` says.
       attend: attends to the slots of a cache, like `models.attention.attend`; `load` passes one
         with a kernel of our own for a CPU.
       separate_head: keep a second copy of a tied embedding as the output matrix, in the layout of

@@ -60,22 +60,34 @@ def alike(
     if config.position_offset is not None:
         positions = max(context, config.max_positions)
     expert = _scaled(config.expert_size, scale) if config.num_experts else 0
-    wanted = config.keep([_repeated(config, i) for i in layers])
-    return written(
-        dataclasses.replace(
-            wanted,
-            vocab_size=vocab_size,
-            hidden_size=hidden,
-            mlp_size=sizes["mlp_size"] or _scaled(config.mlp_size, scale),
-            expert_size=expert,
-            shared_size=config.shared_size * expert // max(config.expert_size, 1),
-            num_heads=heads,
-            num_kv_heads=sizes["num_kv_heads"] or divisors[-1],
-            head_dim=head_dim,
-            max_positions=positions,
-        ),
-        name,
-    )
+    own = [_repeated(config, i) for i in layers]
+
+    def made(chosen: list[int]) -> TransformerConfig:
+        wanted = config.keep(chosen)
+        return written(
+            dataclasses.replace(
+                wanted,
+                vocab_size=vocab_size,
+                hidden_size=hidden,
+                mlp_size=sizes["mlp_size"] or _scaled(config.mlp_size, scale),
+                expert_size=expert,
+                shared_size=config.shared_size * expert // max(config.expert_size, 1),
+                num_heads=heads,
+                num_kv_heads=sizes["num_kv_heads"] or divisors[-1],
+                head_dim=head_dim,
+                max_positions=positions,
+                mixers=tuple(mixer and mixer.resized(hidden) for mixer in wanted.mixers),
+            ),
+            name,
+        )
+
+    try:
+        return made(own)
+    except ValueError as error:
+        try:  # files of Gemma 4 can only say that the last layer is one like the model's last
+            return made([*own[:-1], config.num_layers - 1])
+        except ValueError:
+            raise ValueError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
 
 
 def _repeated(config: TransformerConfig, layer: int) -> int:

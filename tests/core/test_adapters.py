@@ -1,8 +1,6 @@
 """A user's own model, in any library, works as target and as draft and keeps the laws of
 decoding."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,6 @@ from own_decoders import CACHED, places, proposers
 
 import specjax
 from specjax import KVCache, RecurrentCache
-from specjax.contract import Model
 from specjax.models import check_model, from_function, from_linen
 
 
@@ -164,32 +161,10 @@ def test_what_does_not_fit_is_refused(make, message):
         make()
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled(Model):
-    """A model whose passes are compiled, so that `check_model` takes less time."""
-
-    inner: Model
-
-    def __post_init__(self):
-        inner = self.inner
-        self.declare(
-            vocab_size=inner.vocab_size, max_positions=inner.max_positions,
-            reads_trees=inner.reads_trees,
-        )  # fmt: skip
-        object.__setattr__(self, "_apply", jax.jit(inner.apply))
-
-    def init_cache(self, batch, size):
-        return self.inner.init_cache(batch, size)
-
-    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
-        return self._apply(params, tokens, positions, cache, mask)
-
-
 @pytest.mark.parametrize("name", own_models.NAMES)
 def test_the_check_passes_what_is_right(name):
-    """Every model of this file passes; the plain function as a user would call it."""
-    model, params = own_models.own(name)
-    check_model(model if name == "function" else Compiled(model), params)
+    """Every model of this file passes."""
+    check_model(*own_models.own(name))
 
 
 def broken(**changes):
@@ -225,7 +200,7 @@ def broken(**changes):
 def test_the_check_finds_what_is_wrong(mistake, message):
     """Each common mistake is found by the law that it breaks."""
     with pytest.raises(ValueError, match=message):
-        check_model(Compiled(broken(**{mistake: True})), own_models.own(CACHED)[1])
+        check_model(broken(**{mistake: True}), own_models.own(CACHED)[1])
 
 
 def test_the_check_needs_room():

@@ -11,7 +11,7 @@ import pytest
 
 from specjax import kernels
 from specjax.kernels import available
-from specjax.models.feed_forward.grouped import Stacks, grouped, in_tiles, tile_size
+from specjax.models.feed_forward.by_expert import Stacks, grouped, in_tiles, tile_size
 from specjax.models.products import stacked_product
 
 EXPERTS, COUNT, HIDDEN, INNER = 20, 3, 40, 24
@@ -108,7 +108,7 @@ def test_few_tokens_read_each_chosen_expert_once(monkeypatch: pytest.MonkeyPatch
         jax.debug.callback(lambda e: read.append(int(e)), number)
         return stacked_product(x, stack, number)
 
-    monkeypatch.setattr("specjax.models.feed_forward.grouped.stacked_product", counted)
+    monkeypatch.setattr("specjax.models.feed_forward.by_expert.stacked_product", counted)
     x, chosen = drawn(tokens)
     jax.block_until_ready(jax.jit(functools.partial(in_tiles, inner))(x, chosen, stacks(False)))
     jax.effects_barrier()

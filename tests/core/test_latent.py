@@ -31,12 +31,13 @@ def model(kind="low-rank queries"):
 
 @functools.cache
 def weights(kind="low-rank queries"):
-    """Random weights, norms too."""
-    params = model(kind).init(jax.random.key(0))
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    noisy = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, noisy)
+    """Random weights, norms too; arrays also where `read` is being traced."""
+    with jax.ensure_compile_time_eval():
+        params = model(kind).init(jax.random.key(0))
+        leaves, structure = jax.tree.flatten(params)
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        noisy = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+        return jax.tree.unflatten(structure, noisy)
 
 
 def tokens(width=LENGTH):

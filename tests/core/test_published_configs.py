@@ -53,6 +53,7 @@ TIED = {
     "gemma4_unified_text",
     "gpt2",
     "lfm2",
+    "lfm2_moe",
     "opt",
     "smollm3",
     "starcoder2",

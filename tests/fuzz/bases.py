@@ -104,6 +104,8 @@ _CHANGES: dict[str, dict[str, object]] = {
     "ernie4_5_moe": {**_EXPERTS, "interleaved": True, "rope": Rope(5e5), "tied_embeddings": True,
                      "router": Router(corrected=True), "shared_size": 24},
     "lfm2": {"mixers": (ShortConv(8),), "qk_norm": "head", "tied_embeddings": True},
+    "lfm2_moe": {"mixers": (ShortConv(8),), "qk_norm": "head", "tied_embeddings": True,
+                 **_EXPERTS, "router": Router("sigmoid", corrected=True)},
     "granitemoehybrid": {"mixers": (_MAMBA,), "rope": None, "embedding_scale": 2.0,
                          "branch_scale": 0.5, "logit_scale": 0.5, "query_scale": 0.2},
     "falcon_h1": {"mixers": (dataclasses.replace(_MAMBA, norm=None, beside=Beside()),)},

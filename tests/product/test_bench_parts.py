@@ -15,6 +15,7 @@ import pytest
 import specjax
 from bench import __main__ as bench
 from bench import (
+    experts,
     goals,
     growth,
     imposed,
@@ -289,6 +290,20 @@ def test_the_parts_of_a_step(capsys):
     with pytest.raises(SystemExit, match="2"):
         step_parts.main(["--rows", "0"])
     assert "--rows is 0; it must be at least 1" in capsys.readouterr().err
+
+
+def test_the_table_of_experts(capsys):
+    """Both forms are timed, and the bytes are those of the experts that rows chose."""
+    sizes = ["--experts", "6", "--chosen", "6", "--hidden-size", "16", "--expert-size", "8"]
+    experts.main([*sizes, "--rows", "1", "3", "--rounds", "1"])
+    printed = capsys.readouterr().out
+    assert "| rows | chosen experts | their MB | ragged_dot, ms | tiles, ms |" in printed
+    assert (
+        len(re.findall(r"^\| [13] \| 6 \| 0 \| [\d.]+ \| [\d.]+ \|$", printed, re.MULTILINE)) == 2
+    )
+    with pytest.raises(SystemExit, match="2"):
+        experts.main(["--chosen", "129"])
+    assert "--chosen is 129; there are 128 experts" in capsys.readouterr().err
 
 
 def test_predictions_for_imposed_acceptance(capsys):

@@ -20,7 +20,7 @@ from specjax.models.families.gpt_oss import GPT_OSS
 from specjax.models.families.granite import GRANITE
 from specjax.models.families.granitemoehybrid import GRANITEMOEHYBRID
 from specjax.models.families.hunyuan import HUNYUAN
-from specjax.models.families.lfm2 import LFM2
+from specjax.models.families.lfm2 import LFM2, LFM2_MOE
 from specjax.models.families.llama import LLAMA
 from specjax.models.families.minimax_m2 import MINIMAX_M2
 from specjax.models.families.ministral3 import MINISTRAL3
@@ -65,6 +65,7 @@ FAMILIES: dict[str, Family] = {
     "hunyuan_v1_dense": HUNYUAN,
     "kimi_k2": KIMI_K2,
     "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
     "llama": LLAMA,
     "minimax_m2": MINIMAX_M2,
     "ministral3": MINISTRAL3,

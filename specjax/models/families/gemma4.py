@@ -206,7 +206,8 @@ def _write(read: Callable[[Config], TransformerConfig], c: TransformerConfig) ->
     if written["sliding_window"] is None:
         left_out.append("sliding_window")
     written = {name: value for name, value in written.items() if name not in left_out}
-    if read(written) != c:
+    # The scale of embeddings follows from the hidden size.
+    if dataclasses.replace(read(written), embedding_scale=c.embedding_scale) != c:
         raise ValueError(
             f"no config.json of {c.family} describes these {c.num_layers} layers: the last one "
             "must have full attention, layers of one kind the same sizes, and those that share "

@@ -1,15 +1,17 @@
-"""LFM2 (arXiv 2511.23404): gated short convolutions, and some layers with attention."""
+"""LFM2 (arXiv 2511.23404), dense or with experts: gated short convolutions, and some attention."""
 
 from __future__ import annotations
 
-from specjax._internal.fields import LIST, list_of, one_of
-from specjax.models.config import TransformerConfig
+from specjax._internal.fields import LIST, count, list_of, one_of
+from specjax.models.config import MOST, TransformerConfig
+from specjax.models.families.experts import ExpertNames, plain_before, sparse_tensors
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_sizes, flag, given, number
 from specjax.models.families.fused import convolution, divided, renamed
 from specjax.models.families.llama import dense, llama_tensors, read_llama, write_llama
 from specjax.models.families.positions import read_rope
 from specjax.models.mixers import ShortConv
+from specjax.models.router import Router
 
 _NAMES = {
     "model.norm.": "model.embedding_norm.",
@@ -60,10 +62,11 @@ def read_mixers(config: Config) -> tuple[ShortConv | None, ...]:
     return tuple(kinds[kind] for kind in found)
 
 
-def _read(config: Config) -> TransformerConfig:
+def _read_layers(config: Config, **changes: object) -> TransformerConfig:
+    """Reads the fields that both kinds of LFM2 have; `changes` are those of the other fields."""
     tied = "tie_embedding" if "tie_embedding" in config else "tie_word_embeddings"
     return read_llama(
-        {**config, "intermediate_size": _mlp_size(config)},
+        config,
         rope=read_rope(config, theta=1e6),
         mixers=read_mixers(config),
         qk_norm="head",
@@ -73,6 +76,30 @@ def _read(config: Config) -> TransformerConfig:
         qkv_bias=False,
         out_bias=False,
         mlp_bias=False,
+        **changes,
+    )
+
+
+def _read(config: Config) -> TransformerConfig:
+    return _read_layers({**config, "intermediate_size": _mlp_size(config)})
+
+
+def _read_moe(config: Config) -> TransformerConfig:
+    check_sizes(config, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    first = count(0, MOST["num_layers"]).read(config, "num_dense_layers", 2)
+    sparse = tuple(i >= first for i in range(config["num_hidden_layers"]))
+    return _read_layers(
+        config,
+        num_experts=config["num_experts"],
+        experts_per_token=config["num_experts_per_tok"],
+        expert_size=config["moe_intermediate_size"],
+        normalise_experts=flag(config, "norm_topk_prob", True),
+        router=Router(
+            "sigmoid",
+            corrected=flag(config, "use_expert_bias", True),
+            scale=number(config, "routed_scaling_factor", 1.0, most=1e6),
+        ),
+        sparse=() if all(sparse) else sparse,
     )
 
 
@@ -91,6 +118,20 @@ def _write(c: TransformerConfig) -> Config:
     return {k: v for k, v in config.items() if k not in ("rms_norm_eps", "hidden_act")}
 
 
+def _write_moe(c: TransformerConfig) -> Config:
+    config = _write(c) | {
+        "num_experts": c.num_experts,
+        "num_experts_per_tok": c.experts_per_token,
+        "moe_intermediate_size": c.expert_size,
+        "norm_topk_prob": c.normalise_experts,
+        "use_expert_bias": c.router.corrected,
+        "routed_scaling_factor": c.router.scale,
+        "num_dense_layers": plain_before(c),
+    }
+    del config["block_auto_adjust_ff_dim"]
+    return config
+
+
 def conv_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
     """Returns the tensors of a gated short convolution."""
     m, theirs, ours = c.mixer_of(layer), f"model.layers.{layer}.conv", (f"layer_{layer}", "mixer")
@@ -106,4 +147,10 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
     return renamed(llama_tensors(c, mixers=conv_tensors), _NAMES)
 
 
+def _moe_tensors(c: TransformerConfig) -> list[Tensor]:
+    names = ExpertNames("feed_forward", ("w1", "w3", "w2"), correction="expert_bias")
+    return renamed(sparse_tensors(c, names, conv_tensors), _NAMES)
+
+
 LFM2 = Family("Lfm2ForCausalLM", _read, _write, _tensors)
+LFM2_MOE = Family("Lfm2MoeForCausalLM", _read_moe, _write_moe, _moe_tensors)

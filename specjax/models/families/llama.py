@@ -80,6 +80,8 @@ def read_llama(config: Config, **changes: object) -> TransformerConfig:
         "family": config["model_type"],
     }
     fields |= changes
+    if not any(fields.get("mixers", ())):  # no layer has another mixer than attention
+        fields["mixers"] = ()
     return TransformerConfig(**fields)
 
 

@@ -1,6 +1,7 @@
 """The feed-forward part of a layer: an MLP, or a mixture of experts."""
 
+from specjax.models.feed_forward.by_expert import Stacks, grouped, in_tiles
 from specjax.models.feed_forward.experts import Experts
 from specjax.models.feed_forward.mlp import MLP
 
-__all__ = ["MLP", "Experts"]
+__all__ = ["MLP", "Experts", "Stacks", "grouped", "in_tiles"]

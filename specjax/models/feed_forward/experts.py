@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax import Array
 
 from specjax.models.config import TransformerConfig
-from specjax.models.feed_forward.grouped import Stacks, grouped, in_tiles
+from specjax.models.feed_forward.by_expert import Stacks, grouped, in_tiles
 from specjax.models.feed_forward.mlp import MLP, gated_activation
 from specjax.models.layers import Dense, named_param, residual_scale
 from specjax.models.router import route

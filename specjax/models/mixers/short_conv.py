@@ -38,6 +38,9 @@ class ShortConv(Mixer):
         whole("conv_size", self.conv_size, 2, 64, "a whole number in [2, 64]")
         flag("bias", self.bias)
 
+    def resized(self, hidden_size: int) -> ShortConv:
+        return dataclasses.replace(self, channels=hidden_size)
+
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         return LayerState((jnp.zeros((batch, self.conv_size - 1, self.channels), dtype),))
 
