@@ -27,7 +27,7 @@ _LEAST_SUM = 1e-20  # is added to the sum of weights before they are divided by 
 class Router:
     """The rule by which a layer chooses `experts_per_token` experts, and the weight of each.
 
-    The experts of the greatest scores are chosen, and their scores are the weights.
+    The experts with the greatest scores are chosen, and their scores are the weights.
     `TransformerConfig.normalise_experts` says whether the weights are divided by their sum.
     """
 

@@ -45,7 +45,8 @@ class Family:
     # Beginnings of the names of other models' tensors; "{num_layers}" stands for that number.
     skipped: tuple[str, ...] = ()
     fused: bool = False  # files may hold a matrix of every expert of a layer in one tensor
-    # The other table of a family whose files do so, or not; the names of a file decide.
+    # The table for files that do so, if the family also has files with a tensor for each expert;
+    # the names in the files decide which of the two tables is read.
     fused_tensors: Callable[[TransformerConfig], list[Tensor]] | None = None
     # Beginning of names in `tensors` -> how files spell it; the first spelling that they have is
     # that of all such names.

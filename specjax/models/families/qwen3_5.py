@@ -10,6 +10,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.families.experts import ExpertNames, fused_experts, sparse_tensors
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_sizes, given, number, refuse
+from specjax.models.families.fused import convolution, divided
 from specjax.models.families.llama import dense, llama_tensors, read_llama, write_llama
 from specjax.models.families.positions import read_rope
 from specjax.models.mixers import GatedDelta
@@ -82,11 +83,7 @@ def delta_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
     mixer, rows = c.mixer_of(layer), shared_tensors(c, layer)
     assert isinstance(mixer, GatedDelta)
     theirs, ours = f"model.layers.{layer}.linear_attn", (f"layer_{layer}", "mixer")
-    every = sum(size for _, size in convolved(mixer))
-    for name, rest in parts(mixer):
-        shape = (every, c.hidden_size)
-        path = (*ours, name, "kernel")
-        rows.append(Tensor(f"{theirs}.in_proj_qkv.weight", path, True, shape=shape, index=(rest,)))
+    rows += divided(f"{theirs}.in_proj_qkv", ours, _convolved(mixer), c.hidden_size)
     for name in "zba":
         rows += dense(f"{theirs}.in_proj_{name}", (*ours, name), False)
     return rows
@@ -97,19 +94,7 @@ def shared_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
     mixer = c.mixer_of(layer)
     assert isinstance(mixer, GatedDelta)
     theirs, ours = f"model.layers.{layer}.linear_attn", (f"layer_{layer}", "mixer")
-    every = sum(size for _, size in convolved(mixer))
-    size = mixer.conv_size
-    rows = [
-        Tensor(
-            f"{theirs}.conv1d.weight",
-            (*ours, f"conv_{name}"),
-            True,
-            shape=(every, 1, size),
-            view=(every, size),
-            index=(rest,),
-        )
-        for name, rest in parts(mixer)
-    ]
+    rows = convolution(f"{theirs}.conv1d", ours, _convolved(mixer), mixer.conv_size)
     rows += [
         Tensor(f"{theirs}.{name}", (*ours, own))
         for name, own in {"A_log": "A_log", "dt_bias": "dt_bias", "norm.weight": "norm"}.items()
@@ -117,19 +102,10 @@ def shared_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
     return rows + dense(f"{theirs}.out_proj", (*ours, "o"), False)
 
 
-def convolved(mixer: GatedDelta) -> tuple[tuple[str, int], ...]:
+def _convolved(mixer: GatedDelta) -> dict[str, int]:
     """Returns the names and widths of what a delta net convolves, in the order of the files."""
     keys = mixer.key_heads * mixer.key_dim
-    return ("q", keys), ("k", keys), ("v", mixer.value_heads * mixer.value_dim)
-
-
-def parts(mixer: GatedDelta) -> list[tuple[str, slice]]:
-    """Returns the names of `convolved`, and the rows of each in a tensor that holds them all."""
-    rows, start = [], 0
-    for name, size in convolved(mixer):
-        rows.append((name, slice(start, start + size)))
-        start += size
-    return rows
+    return {"q": keys, "k": keys, "v": mixer.value_heads * mixer.value_dim}
 
 
 def read_experts(config: Config) -> Config:

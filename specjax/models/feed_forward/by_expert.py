@@ -39,11 +39,11 @@ multiplying these with it.
 
 
 def grouped(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
-    """Computes the experts of each token: [P, I] and [P, H] for its P = T * K pairs.
+    """Computes K experts for each of T tokens: P = T * K pairs of a token and an expert.
 
     Args:
-      inner: joins the two halves of an expert.
-      x: [P, H], the inputs of the pairs, of which K in a row belong to one token.
+      inner: joins the outputs of an expert's gate and up.
+      x: [P, H], the input of each pair; the K pairs of a token follow each other.
       chosen: [T, K] int32, the experts of each token, which are distinct.
       stacks: the weights.
 
