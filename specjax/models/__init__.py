@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Tables,
         Transformer,
         head_matrix,
+        run_layers,
     )
     from specjax.models.vocabulary import on_target
 
@@ -109,4 +110,5 @@ __all__ = [
     "residual_scale",
     "rotate",
     "route",
+    "run_layers",
 ]
