@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         medusa_logits,
         save_medusa,
     )
+    from specjax.methods.mtp import Mtp, MtpConfig, MtpSource, with_switches
     from specjax.methods.peagle import PEagleSource
     from specjax.methods.published import (
         Description,
@@ -132,6 +133,9 @@ __all__ = [
     "MedusaHeads",
     "MedusaParams",
     "MedusaSource",
+    "Mtp",
+    "MtpConfig",
+    "MtpSource",
     "PEagleSource",
     "Predicted",
     "PrefixGRU",
@@ -172,4 +176,5 @@ __all__ = [
     "stage_context",
     "text_files",
     "with_draft",
+    "with_switches",
 ]

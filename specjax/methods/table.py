@@ -15,6 +15,7 @@ from specjax.methods.draft_model import DraftModel, DraftTree, Universal
 from specjax.methods.eagle3 import EAGLE3
 from specjax.methods.early_exit import EarlyExit
 from specjax.methods.medusa import MEDUSA, Medusa
+from specjax.methods.mtp import MTP_FORMAT
 from specjax.methods.peagle import PEAGLE
 from specjax.methods.published import Format
 from specjax.proposers import DynamicTree, FirstOf, Forced, NGram, NoProposer
@@ -40,6 +41,7 @@ _HERE = "specjax.methods"
 
 METHODS: dict[str, Method] = {
     "medusa": Method(MEDUSA),  # train.medusa trains its heads
+    "mtp": Method(MTP_FORMAT),
     "dspark": Method(DSPARK, f"{_HERE}.block.learner:plan_dspark", 5),
     "domino": Method(DOMINO),
     "dflash": Method(DFLASH, f"{_HERE}.block.learner:plan_dflash", 5),

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from specjax.models.families import (
         FAMILIES,
         FUSED,
+        MTP,
         NESTED,
         Config,
         Family,
+        MtpNames,
         Nested,
         Tensor,
         check_fields,
+        mtp_layers,
+        mtp_layout,
     )
     from specjax.models.feed_forward import MLP, Stacks, grouped, in_tiles
     from specjax.models.language_model import OFF, LanguageModel
@@ -63,6 +67,7 @@ __all__ = [
     "FAMILIES",
     "FUSED",
     "MLP",
+    "MTP",
     "NESTED",
     "OFF",
     "PRECISIONS",
@@ -78,6 +83,7 @@ __all__ = [
     "Layer",
     "LinenModel",
     "Mixer",
+    "MtpNames",
     "Nested",
     "Norm",
     "Rope",
@@ -103,6 +109,8 @@ __all__ = [
     "in_tiles",
     "int8_dot_general",
     "look_up",
+    "mtp_layers",
+    "mtp_layout",
     "named_param",
     "on_target",
     "quantise",
