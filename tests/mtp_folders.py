@@ -6,7 +6,6 @@ import functools
 import pathlib
 
 import folders
-import numpy as np
 import small_families
 from safetensors.numpy import load_file
 

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         medusa_logits,
         save_medusa,
     )
-    from specjax.methods.mtp import Mtp, MtpConfig, MtpSource, with_switches
+    from specjax.methods.mtp import Mtp, MtpConfig, MtpSource, mtp_shapes, with_switches
     from specjax.methods.peagle import PEagleSource
     from specjax.methods.published import (
         Description,
@@ -167,6 +167,7 @@ __all__ = [
     "measure_ranks",
     "medusa_hidden",
     "medusa_logits",
+    "mtp_shapes",
     "own_shardings",
     "predict_size",
     "read_block",

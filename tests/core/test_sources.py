@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from block_reference import sigmoid
 from block_toys import PLAIN
-from naive_sources import NaiveBlock, NaiveTable, drawn, naive_eagle3
+from naive_sources import NaiveBlock, NaiveTable, drawn, naive_eagle3, naive_mtp
 from started import started
 from table_model import TableModel, tables
 from toy_models import EAGLE3, OTHER_VOCAB, SEED, VOCAB, transformer, translation
@@ -44,6 +44,8 @@ from specjax.methods import (
     MedusaHeads,
     MedusaParams,
     MedusaSource,
+    MtpConfig,
+    MtpSource,
     PEagleSource,
     PrefixGRU,
     SharedParams,
@@ -51,6 +53,7 @@ from specjax.methods import (
     TranslatedSource,
     eagle3_shapes,
     initial_block,
+    mtp_shapes,
 )
 from specjax.models import from_function
 from specjax.types import ABSENT, Block, Proposal
@@ -169,6 +172,18 @@ def eagle3(kind: str) -> Case:
     )  # fmt: skip
     params = SharedParams(own, {"embedding": TARGET.embedding})
     source = Eagle3Source(network, VOCAB, taps)
+    return Case(source, params, naive.logits, kind, 1e-4, reads=has_a_feature)
+
+
+def mtp(kind: str, **switches: bool) -> Case:
+    """A layer that uses the target's embedding and head."""
+    network = MtpConfig(EAGLE3.layers, **switches)
+    own = {"network": drawn(mtp_shapes(network), 5)}
+    naive = naive_mtp(
+        network, own, TARGET.embedding, TARGET.head, lambda text: TARGET.features(text, (3,))
+    )
+    source = MtpSource(network, VOCAB, (3,))
+    params = SharedParams(own, TABLE)
     return Case(source, params, naive.logits, kind, 1e-4, reads=has_a_feature)
 
 
@@ -316,6 +331,9 @@ CASES = {
     "early exit, tree": lambda: early_exit("tree"),
     "eagle3, chain": lambda: eagle3("chain"),
     "eagle3, tree": lambda: eagle3("tree"),
+    "mtp, chain": lambda: mtp("chain", zeroes_first=True),
+    "mtp, tree": lambda: mtp("tree", feeds_normed=False, hidden_first=True),
+    "mtp, no norm": lambda: mtp("chain", has_norm=False),
     "peagle": peagle,
     "medusa": medusa,
     "datastore, chain": lambda: datastore("chain"),
@@ -512,7 +530,7 @@ def compare(
     if known is not None:
         nodes = [path[-1] for path in asked]
         of_nodes = [case.knows(int(tokens[node])) for node in nodes]
-        if not isinstance(case.source, TranslatedSource | Eagle3Source):
+        if not isinstance(case.source, TranslatedSource | Eagle3Source | MtpSource):
             of_nodes = [reads] * len(nodes)
         assert [bool(each) for each in known[[0, *nodes]]] == [reads, *of_nodes], (row, at)
     else:

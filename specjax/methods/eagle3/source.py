@@ -67,7 +67,7 @@ class EagleOwn(Tables):
 EagleParams = SharedParams[EagleOwn]
 
 
-class _Reading(NamedTuple):
+class PairReading(NamedTuple):
     cache: KVCache
     root: Array  # [B, E] the feature of the token that was read last
     nodes: Array  # [B, T, E] the features of the nodes of a tree that were read so far
@@ -132,8 +132,10 @@ class EagleSource(PublishedSource, Generic[NetworkT]):
         return dataclasses.replace(state, fresh=fresh, features=features, count=count)
 
 
-class PairSource(EagleSource[NetworkT], Source[EagleParams, Eagle3State, _Reading]):
+class PairSource(EagleSource[NetworkT]):
     """Reads pairs of a feature and the token after it, and predicts the token after that.
+
+    These are the methods of `Source`, which a method inherits beside this class.
 
         text        a   b   c   d|  e   f        d is pending; e and f are drafts
         features    a'  b'  c' |d*  e*           ' fused from the target's layers, * the head's own
@@ -153,19 +155,19 @@ class PairSource(EagleSource[NetworkT], Source[EagleParams, Eagle3State, _Readin
 
     def begin(
         self, params: EagleParams, state: Eagle3State, context: Context
-    ) -> tuple[Eagle3State, _Reading, Array]:
+    ) -> tuple[Eagle3State, PairReading, Array]:
         tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
         features = fuse(self.network, params, state.cache, state.features)
         fed, normed, cache = read_pairs(self.network, params, state.cache, tokens, features)
         last = jnp.maximum(state.count - 1, 0)[:, None]
         cache = cache.commit(state.count)
         caught_up = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
-        reading = _Reading(cache, _at(fed, last)[:, 0], fed[:, :0], cache.length > 0)
+        reading = PairReading(cache, _at(fed, last)[:, 0], fed[:, :0], cache.length > 0)
         return caught_up, reading, self._logits(params, _at(normed, last))[:, 0]
 
     def extend(
-        self, params: EagleParams, reading: _Reading, tokens: Array
-    ) -> tuple[_Reading, Array]:
+        self, params: EagleParams, reading: PairReading, tokens: Array
+    ) -> tuple[PairReading, Array]:
         pair = tokens[:, None], reading.root[:, None]
         fed, normed, cache = read_pairs(self.network, params, reading.cache, *pair)
         reading = reading._replace(cache=cache.commit(jnp.ones_like(tokens)), root=fed[:, 0])
@@ -174,12 +176,12 @@ class PairSource(EagleSource[NetworkT], Source[EagleParams, Eagle3State, _Readin
     def read_tree(
         self,
         params: EagleParams,
-        reading: _Reading,
+        reading: PairReading,
         tokens: Array,
         at: Array,
         depth: Array,
         mask: Array,
-    ) -> tuple[_Reading, Array]:
+    ) -> tuple[PairReading, Array]:
         # The feature of a node is the state of its parent, which an earlier call has read.
         is_parent = mask & (depth == depth[:, None] - 1)
         above = jnp.where(is_parent.any(-1), 1 + jnp.argmax(is_parent, axis=-1), 0)
@@ -190,7 +192,7 @@ class PairSource(EagleSource[NetworkT], Source[EagleParams, Eagle3State, _Readin
         )
         return reading._replace(cache=cache, nodes=fed), self._logits(params, _at(normed, at))
 
-    def known(self, params: EagleParams, reading: _Reading, tokens: Array) -> Array:
+    def known(self, params: EagleParams, reading: PairReading, tokens: Array) -> Array:
         """Returns [B, N] bool: False for the pending token of a row without any feature."""
         return jnp.ones(tokens.shape, bool).at[:, 0].set(reading.readable)
 
@@ -198,7 +200,7 @@ class PairSource(EagleSource[NetworkT], Source[EagleParams, Eagle3State, _Readin
         self,
         params: EagleParams,
         state: Eagle3State,
-        reading: _Reading,
+        reading: PairReading,
         proposal: Proposal,
     ) -> Eagle3State:
         return dataclasses.replace(state, cache=reading.cache.rewind(state.cache))
@@ -208,7 +210,7 @@ class PairSource(EagleSource[NetworkT], Source[EagleParams, Eagle3State, _Readin
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3Source(PairSource[Eagle3Config]):
+class Eagle3Source(PairSource[Eagle3Config], Source[EagleParams, Eagle3State, PairReading]):
     """An EAGLE-3 head: `PairSource` with a network over several layers of the target.
 
     Reference: Li et al. 2025 (EAGLE-3), arXiv 2503.01840, section 3.
