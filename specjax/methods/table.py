@@ -41,7 +41,7 @@ _HERE = "specjax.methods"
 
 METHODS: dict[str, Method] = {
     "medusa": Method(MEDUSA),  # train.medusa trains its heads
-    "mtp": Method(MTP_FORMAT),
+    "mtp": Method(MTP_FORMAT, f"{_HERE}.mtp.learner:plan_mtp", 1),
     "dspark": Method(DSPARK, f"{_HERE}.block.learner:plan_dspark", 5),
     "domino": Method(DOMINO),
     "dflash": Method(DFLASH, f"{_HERE}.block.learner:plan_dflash", 5),

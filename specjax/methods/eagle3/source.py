@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, NotRequired, Protocol, TypeVar, cast
 
 import jax
@@ -36,8 +37,11 @@ class PairNetwork(Protocol):
         """The number of the target's layers that make a feature."""
         ...
 
-    def network(self) -> Any:
-        """Returns the Linen module, with the methods of `network.Eagle3`."""
+    def network(self, dot_general: Callable[..., Array] = ...) -> Any:
+        """Returns the Linen module, with the methods of `network.Eagle3`.
+
+        `dot_general` multiplies with weights, by default as decoding does.
+        """
         ...
 
     def axes(self) -> Specs:

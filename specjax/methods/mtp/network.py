@@ -46,9 +46,11 @@ class MtpConfig:
 
     num_taps = 1
 
-    def network(self) -> Mtp:
-        """Returns the network of this configuration."""
-        return Mtp(self)
+    def network(self, dot_general: Callable[..., Array] | None = None) -> Mtp:
+        """Returns the network of this configuration, which may multiply in another way."""
+        return Mtp(
+            self if dot_general is None else dataclasses.replace(self, dot_general=dot_general)
+        )
 
     def axes(self) -> Specs:
         """Returns the logical axes of every parameter, for `parallel.named_shardings`."""
