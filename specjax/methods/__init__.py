@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         read_block,
     )
     from specjax.methods.early_exit import EarlyExit, EarlyExitSource
+    from specjax.methods.gemma_assistant import AssistantConfig, AssistantSource, assistant_shapes
     from specjax.methods.medusa import (
         Medusa,
         MedusaAdapter,
@@ -103,6 +104,8 @@ __all__ = [
     "PROPOSERS",
     "Adapter",
     "AdapterBank",
+    "AssistantConfig",
+    "AssistantSource",
     "BlockDraft",
     "BlockDraftConfig",
     "BlockDraftSource",
@@ -149,6 +152,7 @@ __all__ = [
     "TranslatedSource",
     "Universal",
     "UniversalParams",
+    "assistant_shapes",
     "block_axes",
     "by_row",
     "describe_datastore",
