@@ -28,7 +28,7 @@ from tqdm import tqdm
 from specjax.files.folder import listed, refuse_weights, weight_files
 from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
-from specjax.models import FUSED, Family, LinenModel, Tensor, TransformerConfig
+from specjax.models import FUSED, Family, LinenModel, Tensor, TransformerConfig, mtp_beginnings
 from specjax.parallel import Shardings, devices_of, leader, require, to_host
 from specjax.types import ArrayTree, Weights
 
@@ -404,6 +404,7 @@ def _leftovers(
     Buffers, a second copy of a tied embedding, and the tensors of other models are ignored.
     """
     skipped = tuple(name.format(num_layers=config.num_layers) for name in family.skipped)
+    skipped += mtp_beginnings(stored, config.num_layers)
     untied = rows_of(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
     unread = [

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Nested,
         Tensor,
         check_fields,
+        mtp_beginnings,
         mtp_layers,
         mtp_layout,
     )
@@ -109,6 +110,7 @@ __all__ = [
     "in_tiles",
     "int8_dot_general",
     "look_up",
+    "mtp_beginnings",
     "mtp_layers",
     "mtp_layout",
     "named_param",

@@ -152,16 +152,18 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     del config
     folder = folder_of(tensors)
     parts = _parts(folder, tensors, target)
-    _table(parts, tensors).check(folder)
+    table = _table(parts, tensors)
+    table.check(folder)
     layers = parts.network.layers
     kind = f"{layers.num_experts} experts" if layers.is_sparse(0) else "an MLP"
     return Description(
         method="multi-token prediction",
         packaging=parts.layout,
-        taps=(parts.layers + 1,),
+        taps=(),  # its last hidden state
         num_drafts=NUM_DRAFTS,
         shares=("embedding", "head"),
         details=(f"one decoder layer with {kind}, hidden size {layers.hidden_size}",),
+        tensors=tuple(table.stored),
     )
 
 

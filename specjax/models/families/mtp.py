@@ -98,6 +98,21 @@ def mtp_layout(names: Iterable[str], layers: int) -> tuple[str, int] | None:
     return None
 
 
+def mtp_beginnings(names: Iterable[str], layers: int) -> tuple[str, ...]:
+    """Returns beginnings of the names of all MTP tensors among some tensors; () if there are none.
+
+    The arguments are those of `mtp_layout`.
+    """
+    names = tuple(names)
+    found = mtp_layout(names, layers)
+    if found is None:
+        return ()
+    own = MTP[found[0]]
+    parts = [own.block, own.project, own.embedding_norm, own.hidden_norm, own.norm, *own.others]
+    begin = {part.format(k=k, layer=layers + k) for part in parts if part for k in range(found[1])}
+    return (*begin, *(f"model.{each}" for each in begin))
+
+
 def mtp_layers(target: TransformerConfig, is_dense: bool = False) -> TransformerConfig:
     """Returns the configuration of a target's MTP layer: that of its last layer with attention.
 
