@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import shutil
 
 import folders
 import small_families
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 NAMES = {
     "qwen": (
@@ -29,6 +30,30 @@ NAMES = {
     ),
 }  # fmt: skip
 """Layout -> the beginning of the decoder layer's names, the matrix, and the norms."""
+
+
+@functools.cache
+def beside(plain: pathlib.Path) -> pathlib.Path:
+    """A copy of a folder with a random MTP layer in Qwen's layout, like its first layer."""
+    made = folders.ROOT / f"beside-{plain.name}"
+    shutil.copytree(plain, made, dirs_exist_ok=True)
+    tensors = load_file(plain / "model.safetensors")
+    block, project, *norms = NAMES["qwen"]
+    size = tensors["model.norm.weight"].shape[0]
+    first = "model.layers.0."
+    shapes = {
+        block + name.removeprefix(first): tensor.shape
+        for name, tensor in tensors.items()
+        if name.startswith(first)
+    }
+    shapes |= {f"{project}.weight": (size, 2 * size), **{f"{n}.weight": (size,) for n in norms}}
+    kind = tensors["model.norm.weight"].dtype
+    added = {
+        name: small_families.tensor("beside", name, shape).astype(kind)
+        for name, shape in shapes.items()
+    }
+    save_file({**tensors, **added}, made / "model.safetensors", {"format": "pt"})
+    return made
 
 
 @functools.cache
