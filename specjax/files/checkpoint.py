@@ -28,6 +28,7 @@ from specjax.files.config import read_config, text_config
 from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
+from specjax.files.packed import Scheme, read_scheme, unquantised
 from specjax.files.tensors import read_params, write_params
 from specjax.files.tokenizer import find_tokenizer
 from specjax.models import (
@@ -44,6 +45,7 @@ from specjax.models import (
     cpu_attend,
     cpu_dot_general,
     dot_general,
+    holds_packed,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.types import Weights
@@ -73,6 +75,7 @@ def load(
     rules: Rules = RULES,
     lora: str | os.PathLike[str] | None = None,
     layers: Sequence[int] | None = None,
+    dequantise: bool = False,
 ) -> LanguageModel:
     """Reads a model.
 
@@ -94,6 +97,9 @@ def load(
       lora: the folder of a LoRA in PEFT's format, or `org/name`, which is merged into the weights.
         A tokenizer in it replaces the model's.
       layers: read only these layers, in this order; the model then has no others.
+      dequantise: hold the packed matrices of a quantised folder (FP8, AWQ, GPTQ, ...) as plain
+        numbers in `dtype`.  By default their codes stay packed on the device, and a product widens
+        them as it reads them.
 
     Raises:
       ValueError: with every mismatch, and the fix.
@@ -112,7 +118,7 @@ def load(
     folder = find_folder(path, revision)
     adapter = None if lora is None else open_lora(lora)
     with named(folder):
-        outline = _outline(path, folder, adapter)
+        outline = _outline(path, folder, adapter, dequantise)
     config = ours = outline.config
     if layers is not None:
         layers = check_layers(layers, config.num_layers)
@@ -142,6 +148,8 @@ def load(
             config=config,
             layers=layers,
             lora=adapter,
+            scheme=outline.scheme,
+            dequantise=dequantise,
         )
     return outline.with_weights(model, params)
 
@@ -157,6 +165,7 @@ class Outline:
     name: str
     defaults: Mapping[str, float]
     files: Mapping[str, bytes]
+    scheme: Scheme | None = None  # what the folder says about packed weights
 
     def with_weights(self, model: LinenModel, params: Weights) -> LanguageModel:
         return LanguageModel(
@@ -175,8 +184,12 @@ def read_outline(path: str | os.PathLike[str]) -> Outline:
         return _outline(path, folder, None)
 
 
-def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | None) -> Outline:
+def _outline(
+    path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | None, dequantise: bool = False
+) -> Outline:
     config, family, ours = read_config(folder)
+    scheme = read_scheme(folder, config)
+    config = unquantised(config) if dequantise else config
     words = folder
     if lora is not None and (lora.folder / "tokenizer.json").exists():
         words = lora.folder
@@ -191,7 +204,7 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
     tokenizer = find_tokenizer(words, ours.vocab_size)
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
     name = name if lora is None else f"{name} with {lora.folder.name}"
-    return Outline(ours, family, tokenizer, eos, name, defaults, files)
+    return Outline(ours, family, tokenizer, eos, name, defaults, files, scheme)
 
 
 def check_layers(layers: object, most: int) -> Sequence[int]:
@@ -232,6 +245,11 @@ def save(
         raise ValueError(
             f"{model.name} is not a specjax Transformer; write its parameters with "
             "specjax.files.orbax.save_params"
+        )
+    if holds_packed(model.params):
+        raise ValueError(
+            f"{model.name} has packed weights, which cannot be written; load it with "
+            "dequantise=True, and save that"
         )
     dtype = None if dtype is None else check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]

@@ -28,7 +28,15 @@ from tqdm import tqdm
 from specjax.files.folder import listed, refuse_weights, weight_files
 from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
-from specjax.models import FUSED, Family, LinenModel, Tensor, TransformerConfig
+from specjax.files.packed import Scheme, without_zero_biases
+from specjax.files.packed.leaves import (
+    check_shards,
+    held_bytes,
+    read_leaf,
+    refuse_shards,
+    stays_packed,
+)
+from specjax.models import FUSED, Family, LinenModel, Packed, Tensor, TransformerConfig
 from specjax.parallel import Shardings, devices_of, leader, require, to_host
 from specjax.types import ArrayTree, Weights
 
@@ -51,6 +59,8 @@ def read_params(
     config: TransformerConfig | None = None,
     layers: Sequence[int] | None = None,
     lora: Lora | None = None,
+    scheme: Scheme | None = None,
+    dequantise: bool = False,
 ) -> dict[str, ArrayTree]:
     """Reads the parameters of `model`, in `dtype`.
 
@@ -65,6 +75,8 @@ def read_params(
       config: of the model in the files; None: that of `model`.
       layers: the layers of `config` that are layers 0, 1, ... of the model; None: all.
       lora: changes that are merged into the tensors.
+      scheme: what the folder says about packed weights.
+      dequantise: hold packed matrices in `dtype`, as all others.
 
     Raises:
       ValueError: with every tensor that is missing, unexpected, stored twice, or of another shape
@@ -72,6 +84,9 @@ def read_params(
         infinities in `dtype` (each process reports those that it reads).
     """
     stored, faults = open_tensors(weight_files(folder))
+    if scheme is not None:
+        stored, more = scheme.open(stored)
+        refuse_weights(folder, faults + more)
     config = config or cast(TransformerConfig, model.module.config)
     # Tracing a model of very many layers takes minutes, and its table of experts gigabytes.
     least = config.num_layers if family.fused else config.least_tensors
@@ -89,6 +104,8 @@ def read_params(
         dict[_Path, NamedSharding], {} if shardings is None else flatten_dict(shardings())
     )
     table = rows_of(family, config, stored)
+    if scheme is not None:
+        stored = without_zero_biases(stored, {row.name for row in table})
     stored = _cut_as(table if layers is None else _cut(table, layers), family.cut, shapes, stored)
     if lora is not None:
         stored = lora.onto(folder, stored, table, family.spelled, config.tied_embeddings)
@@ -109,7 +126,7 @@ def read_params(
             faults.append(
                 f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}"
             )
-    return _read_leaves(folder, rows, shapes, stored, faults, dtype, placed)
+    return _read_leaves(folder, rows, shapes, stored, faults, dtype, placed, not dequantise)
 
 
 def read_rows(
@@ -145,28 +162,50 @@ def _read_leaves(
     faults: list[str],
     dtype: DTypeLike,
     placed: dict[_Path, NamedSharding],
+    packed: bool = False,
 ) -> dict[str, ArrayTree]:
+    """Reads parameters that were checked; if `packed` is set, packed matrices stay so."""
     refuse_weights(folder, faults)
-    held = (
-        placed[path].shard_shape(shape) if path in placed else shape
-        for path, shape in shapes.items()
+    grouped = _grouped(rows, lambda row: row.path).items()
+    kept_packed = {
+        path: parts
+        for path, parts in grouped
+        if packed and stays_packed(path, parts, shapes[path], stored)
+    }
+    refuse_shards(
+        [
+            fault
+            for path, parts in kept_packed.items()
+            if path in placed
+            and (fault := check_shards(parts, stored, shapes[path], placed[path])) is not None
+        ]
     )
+
+    def bytes_of(path: _Path, shape: _Shape) -> float:
+        held = placed[path].shard_shape(shape) if path in placed else shape
+        each = jnp.dtype(dtype).itemsize
+        if path in kept_packed:
+            each = held_bytes(kept_packed[path], stored)
+        return math.prod(held) * each
+
     devices = next(iter(placed.values())).device_set if placed else devices_of(None)
     cure = "load it in bfloat16, or split it over more devices with mesh="
-    require(
-        sum(map(math.prod, held)) * jnp.dtype(dtype).itemsize,
-        devices,
-        f"the parameters in {folder}",
-        cure,
-    )
+    needed = sum(bytes_of(path, shape) for path, shape in shapes.items())
+    require(int(needed), devices, f"the parameters in {folder}", cure)
+    platform = next(iter(devices)).platform
     # Largest first, because reading needs temporary copies and memory fills up.
-    grouped = _grouped(rows, lambda row: row.path).items()
     leaves = sorted(grouped, key=lambda leaf: -math.prod(shapes[leaf[0]]))
-    params: dict[_Path, Array] = {}
+    params: dict[_Path, Array | Packed] = {}
     spoilt: set[str] = set()
     for path, parts in tqdm(
         leaves, desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False
     ):
+        if path in kept_packed:
+            at = placed.get(path)
+            leaf, bad = read_leaf(parts, shapes[path], stored, at, platform, _part_shape)
+            spoilt |= set(bad)
+            params[path] = jax.block_until_ready(leaf)
+            continue
         kept = jnp.dtype(jnp.float32 if parts[0].wide else dtype)
         read = _reader(parts, shapes[path], stored, kept, spoilt)
         if path in placed:
