@@ -28,13 +28,14 @@ from tqdm import tqdm
 from specjax.files.folder import listed, refuse_weights, weight_files
 from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
-from specjax.files.packed import Scheme, without_zero_biases
-from specjax.files.packed.leaves import (
+from specjax.files.packed import (
+    Scheme,
     check_shards,
     held_bytes,
     read_leaf,
     refuse_shards,
     stays_packed,
+    without_zero_biases,
 )
 from specjax.models import FUSED, Family, LinenModel, Packed, Tensor, TransformerConfig
 from specjax.parallel import Shardings, devices_of, leader, require, to_host

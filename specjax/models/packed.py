@@ -79,10 +79,12 @@ class Packed(nn.meta.AxisMetadata):
 
     @property
     def ndim(self) -> int:
+        """The number of axes of the matrix."""
         return self.codes.ndim
 
     @property
     def size(self) -> int:
+        """The number of numbers in the matrix."""
         return math.prod(self.shape)
 
     def unbox(self) -> PackedKernel:

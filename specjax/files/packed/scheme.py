@@ -245,7 +245,8 @@ def unquantised(config: Config) -> Config:
 
 
 def _fields(config: Config) -> Any:
-    inner = config.get("text_config") if config.get("model_type") in NESTED else None
+    kind = config.get("model_type")
+    inner = config.get("text_config") if isinstance(kind, str) and kind in NESTED else None
     for place in (config, inner if isinstance(inner, dict) else {}):
         for name in _FIELDS:
             if place.get(name):
