@@ -45,12 +45,12 @@ from specjax.models import (
     cpu_attend,
     cpu_dot_general,
     dot_general,
-    holds_packed,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.types import Weights
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
+_INT4 = "int4"
 _GENERATION = "generation_config.json"
 _TOKENS = list_of(count(0, 2**31 - 1), "the ids of tokens")
 _RANGES = {
@@ -84,7 +84,9 @@ def load(
         `org/name` on the Hugging Face Hub, which is downloaded into the Hub's cache unless
         `HF_HUB_OFFLINE` is set.  Loading a folder never uses the network.
       dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
-        default on other devices) or float16.
+        default on other devices) or float16.  With "int4" the matrices of linear maps are rounded
+        to 4 bits in groups of 128 inputs (64 or 32 if these do not divide), and the rest has the
+        default dtype.
       precision: of products of float32 matrices: "default", "high" or "highest".  JAX's own default
         is "default", which is bfloat16 on a TPU and TensorFloat-32 on many GPUs, so that float32
         weights do not suffice for float32 logits there.
@@ -111,6 +113,12 @@ def load(
       512
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
+    in_int4 = isinstance(dtype, str) and dtype == _INT4
+    if in_int4 and dequantise:
+        raise ValueError(
+            'dtype="int4" holds matrices packed and dequantise=True does not; leave one of them out'
+        )
+    dtype = None if in_int4 else dtype
     dtype = check_dtype(
         ("float32" if platform == "cpu" else "bfloat16") if dtype is None else dtype
     )
@@ -118,7 +126,7 @@ def load(
     folder = find_folder(path, revision)
     adapter = None if lora is None else open_lora(lora)
     with named(folder):
-        outline = _outline(path, folder, adapter, dequantise)
+        outline = _outline(path, folder, adapter)
     config = ours = outline.config
     if layers is not None:
         layers = check_layers(layers, config.num_layers)
@@ -150,6 +158,7 @@ def load(
             lora=adapter,
             scheme=outline.scheme,
             dequantise=dequantise,
+            in_int4=in_int4,
         )
     return outline.with_weights(model, params)
 
@@ -184,12 +193,8 @@ def read_outline(path: str | os.PathLike[str]) -> Outline:
         return _outline(path, folder, None)
 
 
-def _outline(
-    path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | None, dequantise: bool = False
-) -> Outline:
+def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | None) -> Outline:
     config, family, ours = read_config(folder)
-    scheme = read_scheme(folder, config)
-    config = unquantised(config) if dequantise else config
     words = folder
     if lora is not None and (lora.folder / "tokenizer.json").exists():
         words = lora.folder
@@ -204,7 +209,7 @@ def _outline(
     tokenizer = find_tokenizer(words, ours.vocab_size)
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
     name = name if lora is None else f"{name} with {lora.folder.name}"
-    return Outline(ours, family, tokenizer, eos, name, defaults, files, scheme)
+    return Outline(ours, family, tokenizer, eos, name, defaults, files, read_scheme(folder, config))
 
 
 def check_layers(layers: object, most: int) -> Sequence[int]:
@@ -226,13 +231,18 @@ def save(
     save leaves the old model, or a folder without `config.json`, which cannot be loaded.  Of
     several processes only the first writes, but all must call.
 
+    Packed whole numbers (int8, int4, AWQ, GPTQ) are written as compressed-tensors' pack-quantized,
+    with the same numbers.
+
     Args:
       model: its model is a `Transformer`.
       folder: created if needed; a model in it is replaced, other files stay.
-      dtype: of the weights, rounded to nearest; by default the dtype that they have.
+      dtype: of the weights that are not packed, rounded to nearest; by default the dtype that they
+        have.
 
     Raises:
-      ValueError: the model is not a `Transformer`, or the dtype is not supported.
+      ValueError: the model is not a `Transformer`, the dtype is not supported, or the weights are
+        packed in FP8 or FP4, or in fused tensors of experts: load it with `dequantise=True`.
 
     Example:
       >>> model = specjax.load(specjax.shipped("tiny/target"), layers=[0])
@@ -246,11 +256,6 @@ def save(
             f"{model.name} is not a specjax Transformer; write its parameters with "
             "specjax.files.orbax.save_params"
         )
-    if holds_packed(model.params):
-        raise ValueError(
-            f"{model.name} has packed weights, which cannot be written; load it with "
-            "dequantise=True, and save that"
-        )
     dtype = None if dtype is None else check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
     files = {name: model.files[name] for name in TOKENIZER if name in model.files}
@@ -263,8 +268,8 @@ def save(
         write_params(folder / SINGLE, family, module.config, model.params, dtype)
         return
     with replacing(folder, _FILES) as new:
-        written = write_params(new / SINGLE, family, module.config, model.params, dtype)
-        files |= _configs(model, family, written.name)
+        written, packed = write_params(new / SINGLE, family, module.config, model.params, dtype)
+        files |= _configs(model, family, written.name, packed)
         for name, content in files.items():
             (new / name).write_bytes(content)
 
@@ -307,10 +312,13 @@ def _json(value: Config) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, bytes]:
+def _configs(
+    model: LanguageModel, family: Family, dtype: str, packed: Config | None
+) -> dict[str, bytes]:
     """Returns the contents of generation_config.json and config.json, in this order.
 
-    They are the contents that `load` read, with the fields that have changed since.
+    They are the contents that `load` read, with the fields that have changed since; `packed` is the
+    configuration of packed matrices.
     """
     ours, eos = model.model.module.config, model.eos
     ids = {"eos_token_id": list(eos) if len(eos) > 1 else eos[0] if eos else None}
@@ -318,7 +326,7 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
         name: json.loads(model.files[name]) if name in model.files else {}
         for name in (_GENERATION, CONFIG)
     }
-    before = text_config(loaded[CONFIG])
+    before = unquantised(text_config(loaded[CONFIG]))
     generation, config = dict(loaded[_GENERATION]), dict(before)
     # A folder of several models becomes one of its text model.
     kind = loaded[CONFIG].get("model_type")
@@ -340,6 +348,8 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
     }
     if "bos_token_id" in ids or _eos(model.name, generation, before) != eos:
         config, generation = config | ids, generation | ids
+    if packed is not None:
+        config["quantization_config"] = packed
     if _defaults(model.name, generation) != model.defaults:
         generation = {name: value for name, value in generation.items() if name not in OFF}
         generation |= {"do_sample": "temperature" in model.defaults, **model.defaults}

@@ -30,14 +30,27 @@ from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
 from specjax.files.packed import (
     Scheme,
+    check_rounded_shards,
     check_shards,
     held_bytes,
+    may_be_packed,
+    packed_tables,
     read_leaf,
     refuse_shards,
+    rounded_leaf,
     stays_packed,
     without_zero_biases,
 )
-from specjax.models import FUSED, Family, LinenModel, Packed, Tensor, TransformerConfig
+from specjax.models import (
+    FUSED,
+    Config,
+    Family,
+    LinenModel,
+    Packed,
+    Tensor,
+    TransformerConfig,
+    is_packed,
+)
 from specjax.parallel import Shardings, devices_of, leader, require, to_host
 from specjax.types import ArrayTree, Weights
 
@@ -62,6 +75,7 @@ def read_params(
     lora: Lora | None = None,
     scheme: Scheme | None = None,
     dequantise: bool = False,
+    in_int4: bool = False,
 ) -> dict[str, ArrayTree]:
     """Reads the parameters of `model`, in `dtype`.
 
@@ -78,6 +92,7 @@ def read_params(
       lora: changes that are merged into the tensors.
       scheme: what the folder says about packed weights.
       dequantise: hold packed matrices in `dtype`, as all others.
+      in_int4: round the matrices of linear maps that are not packed to 4 bits.
 
     Raises:
       ValueError: with every tensor that is missing, unexpected, stored twice, or of another shape
@@ -127,7 +142,9 @@ def read_params(
             faults.append(
                 f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}"
             )
-    return _read_leaves(folder, rows, shapes, stored, faults, dtype, placed, not dequantise)
+    return _read_leaves(
+        folder, rows, shapes, stored, faults, dtype, placed, not dequantise, in_int4
+    )
 
 
 def read_rows(
@@ -164,8 +181,12 @@ def _read_leaves(
     dtype: DTypeLike,
     placed: dict[_Path, NamedSharding],
     packed: bool = False,
+    in_int4: bool = False,
 ) -> dict[str, ArrayTree]:
-    """Reads parameters that were checked; if `packed` is set, packed matrices stay so."""
+    """Reads parameters that were checked.
+
+    If `packed` is set, packed matrices stay so, and with `in_int4` others are rounded to 4 bits.
+    """
     refuse_weights(folder, faults)
     grouped = _grouped(rows, lambda row: row.path).items()
     kept_packed = {
@@ -173,20 +194,30 @@ def _read_leaves(
         for path, parts in grouped
         if packed and stays_packed(path, parts, shapes[path], stored)
     }
-    refuse_shards(
-        [
-            fault
-            for path, parts in kept_packed.items()
-            if path in placed
-            and (fault := check_shards(parts, stored, shapes[path], placed[path])) is not None
-        ]
-    )
+    to_round = {
+        path
+        for path, parts in grouped
+        if in_int4
+        and path not in kept_packed
+        and may_be_packed(path, parts, shapes[path])
+        and not {*path} & {"router", "shared_gate"}
+    }
+    cuts = []
+    for path, parts in grouped:
+        if path in placed and path in kept_packed:
+            cuts.append(check_shards(parts, stored, shapes[path], placed[path]))
+        elif path in placed and path in to_round:
+            turned = path[-1] != "weight"
+            cuts.append(check_rounded_shards(parts[0].name, shapes[path], turned, placed[path]))
+    refuse_shards([fault for fault in cuts if fault is not None])
 
     def bytes_of(path: _Path, shape: _Shape) -> float:
         held = placed[path].shard_shape(shape) if path in placed else shape
         each = jnp.dtype(dtype).itemsize
         if path in kept_packed:
             each = held_bytes(kept_packed[path], stored)
+        elif path in to_round:
+            each = 0.57  # half a byte, and two for the scale of 32 to 128 numbers
         return math.prod(held) * each
 
     devices = next(iter(placed.values())).device_set if placed else devices_of(None)
@@ -206,6 +237,12 @@ def _read_leaves(
             leaf, bad = read_leaf(parts, shapes[path], stored, at, platform, _part_shape)
             spoilt |= set(bad)
             params[path] = jax.block_until_ready(leaf)
+            continue
+        if path in to_round:
+            whole = tuple(slice(None) for _ in shapes[path])
+            dense = _reader(parts, shapes[path], stored, jnp.float32, spoilt)(whole)
+            at, turned = placed.get(path), path[-1] != "weight"
+            params[path] = jax.block_until_ready(rounded_leaf(dense, turned, at, platform))
             continue
         kept = jnp.dtype(jnp.float32 if parts[0].wide else dtype)
         read = _reader(parts, shapes[path], stored, kept, spoilt)
@@ -238,9 +275,23 @@ def write_params(
     config: TransformerConfig,
     params: Weights,
     dtype: DTypeLike | None = None,
-) -> np.dtype:
-    """Writes the parameters of a model; as `write_rows`, by the table of a family."""
-    return write_rows(file, family.tensors(config), params, dtype)
+) -> tuple[np.dtype, Config | None]:
+    """Writes the parameters of a model; as `write_rows`, by the table of a family.
+
+    Packed matrices are written as compressed-tensors, whatever the dtype of the others.
+
+    Returns:
+      The dtype of the first row, and the configuration of the packed matrices, if there are some.
+
+    Raises:
+      ValueError: a packed matrix cannot be written.
+    """
+    rows, leaves = family.tensors(config), _flat(params)
+    by_name = _grouped(_as_held(rows, leaves), lambda row: row.name)
+    tables, quantisation = packed_tables(by_name, leaves)
+    packed = {path for path, leaf in leaves.items() if is_packed(leaf)}
+    plain = [row for row in _as_held(rows, leaves) if row.path not in packed]
+    return write_rows(file, plain, params, dtype, tables), quantisation
 
 
 def write_rows(

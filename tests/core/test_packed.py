@@ -147,3 +147,46 @@ def test_codes_are_read_as_they_are():
     assert held(opened("fp8-blocks")[0]).codes.dtype == ml_dtypes.float8_e4m3fn
     assert held(opened("gptq-symmetric")[0]).zeros is None
     assert held(opened("mxfp4")[0]).scales.dtype == jnp.uint8
+
+
+PUBLISHED = [
+    {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+     "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
+    {"activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8",
+     "weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "lm_head"]},
+    {"config_groups": {"group_0": {
+        "input_activations": {"dynamic": True, "num_bits": 8, "strategy": "token", "type": "float"},
+        "output_activations": None, "targets": ["Linear"], "weights": {
+            "actorder": None, "block_structure": None, "dynamic": False, "group_size": None,
+            "num_bits": 8, "observer": "minmax", "observer_kwargs": {}, "strategy": "channel",
+            "symmetric": True, "type": "float"}}},
+     "format": "float-quantized", "global_compression_ratio": 1.46, "ignore": ["lm_head"],
+     "kv_cache_scheme": None, "quant_method": "compressed-tensors", "sparsity_config": {},
+     "quantization_status": "compressed", "transform_config": {}, "version": "0.12.3"},
+    {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True,
+     "modules_to_not_convert": None},
+    {"batch_size": 1, "bits": 4, "block_name_to_quantize": None, "cache_block_outputs": True,
+     "damp_percent": 0.01, "dataset": None, "desc_act": False, "exllama_config": {"version": 1},
+     "group_size": 128, "max_input_length": None, "model_seqlen": None, "pad_token_id": None,
+     "module_name_preceding_first_block": None, "modules_in_block_to_quantize": None,
+     "quant_method": "gptq", "sym": True, "tokenizer": None, "true_sequential": True,
+     "use_cuda_fp16": False, "use_exllama": True},
+    {"bits": 4, "checkpoint_format": "gptq", "desc_act": True, "dynamic": None, "group_size": 32,
+     "lm_head": False, "meta": {"quantizer": ["gptqmodel:1.4.0"], "mse": 0.0}, "sym": True,
+     "pack_dtype": "int32", "quant_method": "gptq"},
+    {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+    {"config_groups": {"group_0": {
+        "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+        "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+        "targets": ["Linear"]}},
+     "ignore": ["lm_head"], "quant_algo": "NVFP4", "quant_method": "modelopt",
+     "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+     "producer": {"name": "modelopt", "version": "0.33.0"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", PUBLISHED)
+def test_fields_that_publishers_write_are_known(settings):
+    """Also those that say how the numbers were found."""
+    scheme = read_scheme(FIXTURES, {"quantization_config": settings})
+    assert scheme is not None and scheme.method == settings["quant_method"]

@@ -88,15 +88,73 @@ def test_some_layers_and_one_more_quantisation():
     close(rounded, specjax.quantise(specjax.load(folder, dequantise=True)), 1e-4)
 
 
-def test_saving(tmp_path):
-    """Packed weights are not written; the dequantised model is, and says that it is plain."""
-    folder = packed_folders.write("awq", "packed-awq")
-    with pytest.raises(ValueError, match="dequantise=True"):
-        specjax.save(specjax.load(folder), tmp_path / "packed")
+def same_numbers(model, other):
+    ours, theirs = leaves(model), leaves(other)
+    assert ours.keys() == theirs.keys()
+    for name, leaf in ours.items():
+        assert isinstance(theirs[name], Packed) == isinstance(leaf, Packed)
+        pair = [x.dense(jnp.float32) if isinstance(x, Packed) else x for x in (leaf, theirs[name])]
+        np.testing.assert_array_equal(*map(np.asarray, pair), err_msg=name)
+
+
+@pytest.mark.parametrize("format", ["gptq", "act-order", "awq", "int8", "int4"])
+def test_whole_numbers_are_saved_as_compressed_tensors(tmp_path, format):
+    """The same numbers come back, and layers that are left out are named."""
+    folder = packed_folders.write(format, f"packed-{format}-mixed", plain=r"layers\.1\.mlp")
+    model = specjax.load(folder)
+    specjax.save(model, tmp_path)
+    same_numbers(model, specjax.load(tmp_path))
+    settings = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert settings["format"] == "pack-quantized"
+    assert {"lm_head", "model.layers.1.mlp.up_proj"} <= set(settings["ignore"])
+    (group,) = settings["config_groups"].values()
+    weights = group["weights"]
+    assert weights["symmetric"] == (format != "awq")
+    assert weights["num_bits"] == (8 if format == "int8" else 4)
+    assert (weights["actorder"] is not None) == (format == "act-order")
+    last = specjax.load(folder, layers=[0])
+    specjax.save(last, tmp_path / "first")
+    same_numbers(last, specjax.load(tmp_path / "first"))
+
+
+def test_saving_other_numbers(tmp_path):
+    """FP8 and FP4 are refused, and the dequantised model is saved as a plain one."""
+    for format in ("fp8", "nvfp4"):
+        folder = packed_folders.write(format, f"packed-{format}")
+        with pytest.raises(ValueError, match=r"_proj\.weight is packed.*dequantise=True"):
+            specjax.save(specjax.load(folder), tmp_path / "packed")
+        assert not (tmp_path / "packed" / "config.json").exists()
     plain = specjax.load(folder, dequantise=True)
     specjax.save(plain, tmp_path / "plain")
     assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
     np.testing.assert_array_equal(logits(specjax.load(tmp_path / "plain")), logits(plain))
+
+
+def test_int4_of_our_own(tmp_path):
+    """Every number is within half a step, one end of a group within one; and files hold it."""
+    folder = folders.write(
+        folders.random_llama(2, hidden_size=128, intermediate_size=96), "rounded", tokens=False
+    )
+    plain, model = specjax.load(folder), specjax.load(folder, "int4")
+    ours, wide = leaves(model), leaves(plain)
+    held = {name for name, leaf in ours.items() if isinstance(leaf, Packed)}
+    assert len(held) == 2 * 7
+    groups = {ours[f"layer_0/mlp/{part}/kernel"].group for part in ("up", "down")}
+    assert groups == {128, 32}
+    for name in held:
+        leaf = ours[name]
+        steps = jnp.repeat(leaf.scales.astype(jnp.float32), leaf.group, axis=-1).T
+        error = np.abs(leaf.dense(jnp.float32) - wide[name]) / steps
+        assert float(error.max()) < 0.56
+        assert float((error > 0.51).mean()) < 0.02
+    assert 0.01 < np.abs(logits(model) - logits(plain)).max() / np.ptp(logits(plain)) < 0.5
+    how = {"temperature": 1.0, "seed": 2}
+    expected = texts(plain, proposer="none", **how)
+    assert texts(plain, draft=model, proposer="draft", num_drafts=3, **how) == expected
+    specjax.save(model, tmp_path)
+    same_numbers(model, specjax.load(tmp_path))
+    with pytest.raises(ValueError, match="leave one of them out"):
+        specjax.load(folder, "int4", dequantise=True)
 
 
 def random_model(kind, **config):

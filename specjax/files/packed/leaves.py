@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.files.headers import Stored
 from specjax.files.packed.matrix import E4M3, Packed, PackedTensor, Scales
+from specjax.files.packed.rounding import group_for, rounded
 from specjax.models import Packed as Held
 from specjax.models import Tensor
 from specjax.parallel import Indivisible
@@ -23,23 +24,31 @@ _STACKED = ("gate", "up", "down")
 _MATRIX = ("kernel", "weight")
 
 
+def may_be_packed(path: tuple[str, ...], rows: Sequence[Tensor], leaf: _Shape) -> bool:
+    """Returns whether a parameter is a matrix of a linear map, or a stack of those of experts.
+
+    Embeddings, output matrices, routers and what stays in float32 are not.
+    """
+    stack = len(leaf) == 3 and path[-1] in _STACKED
+    matrix = len(leaf) == 2 and path[-1] in _MATRIX and path[0] not in ("head", "embedding")
+    return (stack or matrix) and not any(row.wide for row in rows)
+
+
 def stays_packed(
     path: tuple[str, ...], rows: Sequence[Tensor], leaf: _Shape, stored: Mapping[str, Stored]
 ) -> bool:
-    """Returns whether a parameter can be held packed, by the headers.
+    """Returns whether a parameter of a packed folder can be held packed, by the headers.
 
-    Embeddings, output matrices, routers in float32 and the matrices that latent attention cuts by
-    heads are dequantised, as are stacks of experts of several forms.
+    What `may_be_packed` leaves out is dequantised, as are the matrices that latent attention cuts
+    by heads, and stacks of experts of several forms.
     """
-    matrix = len(leaf) == 2 and path[-1] in _MATRIX and path[0] not in ("head", "embedding")
-    if not matrix and not (len(leaf) == 3 and path[-1] in _STACKED):
+    if not may_be_packed(path, rows, leaf):
         return False
     tensors = [stored.get(row.name) for row in rows]
     alike = {_kind(tensor) for tensor in tensors if isinstance(tensor, PackedTensor)}
     return (
         all(isinstance(tensor, PackedTensor) for tensor in tensors)
         and len(alike) == 1
-        and not any(row.wide for row in rows)
         and all(
             _keeps_inputs(row, cast(PackedTensor, tensor))
             for row, tensor in zip(rows, tensors, strict=True)
@@ -74,6 +83,15 @@ def check_shards(
             f"would hold {mine / (inputs / groups):g} groups"
         )
     return None
+
+
+def check_rounded_shards(name: str, leaf: _Shape, turned: bool, at: NamedSharding) -> str | None:
+    """Returns a line if the devices would divide a group of a matrix that is rounded to 4 bits."""
+    axis = len(leaf) - (2 if turned else 1)
+    mine, group = at.shard_shape(leaf)[axis], group_for(leaf[axis])
+    if mine == leaf[axis] or mine % group == 0:
+        return None
+    return f"{name} has groups of {group} inputs, and each device would hold {mine} inputs"
 
 
 def refuse_shards(faults: Sequence[str]) -> None:
@@ -113,6 +131,18 @@ def read_leaf(
         pieces.append(piece)
     whole = pieces[0] if rows[0].at is None else _stacked(pieces)
     return _placed(whole, turned, at, platform), spoilt
+
+
+def rounded_leaf(matrix: np.ndarray, turned: bool, at: NamedSharding | None, platform: str) -> Held:
+    """Returns a dense parameter in 4 bits on its devices.
+
+    Args:
+      matrix: the parameter; [..., in, out] if `turned`, else [..., out, in].
+      turned: see there.
+      at, platform: as for `read_leaf`.
+    """
+    matrix = matrix.swapaxes(-1, -2) if turned else matrix
+    return _placed(rounded(np.ascontiguousarray(matrix)), turned, at, platform)
 
 
 def _kind(tensor: PackedTensor) -> object:

@@ -67,8 +67,8 @@ _KNOWN = {
         "exllama_config", "use_exllama", "disable_exllama", "use_cuda_fp16", "max_input_length",
         "model_seqlen", "cache_block_outputs", "batch_size", "block_name_to_quantize",
         "module_name_preceding_first_block", "modules_in_block_to_quantize", "pad_token_id",
-        "backend", "act_group_aware", "mse", "is_marlin_format", "is_awq_format",
-        "desc_act_after", "quant_method",
+        "backend", "act_group_aware", "mse", "is_marlin_format", "method", "gptaq", "foem",
+        "hyb_act",
     },
     "compressed-tensors": {
         "config_groups", "format", "ignore", "kv_cache_scheme", "quantization_status",
@@ -222,9 +222,7 @@ def read_scheme(folder: pathlib.Path, config: Config) -> Scheme | None:
                 f"specjax reads {', '.join(_METHODS)}; {_CURE}"
             )
         unknown = sorted(
-            name
-            for name, value in fields.items()
-            if name not in _KNOWN[method] and not name.startswith("_") and value is not None
+            name for name, value in fields.items() if name not in _KNOWN[method] and value
         )
         if unknown:
             raise ValueError(
@@ -260,7 +258,7 @@ def _plain(fields: Config) -> Config:
 
 def _read_fp8(fields: Config) -> Config:
     block = fields.get("weight_block_size", [128, 128])
-    one_of(("e4m3", None)).of("fmt", fields.get("fmt"))
+    one_of(("e4m3", "float8_e4m3fn", None)).of("fmt", fields.get("fmt"))
     one_of(("float", "ue8m0", None)).of("scale_fmt", fields.get("scale_fmt"))
     one_of(("fp8", None)).of("expert_dtype", fields.get("expert_dtype"))
     return {"weight_block_size": _BLOCK.of("weight_block_size", block)}
@@ -282,6 +280,7 @@ def _read_gptq(fields: Config) -> Config:
     layout = fields.get("checkpoint_format") or fields.get("format") or "gptq"
     one_of(("gptq", "gptq_v2")).of("checkpoint_format", layout)
     one_of(("int32",)).read(fields, "pack_dtype", "int32")
+    one_of((False,)).read(fields, "is_marlin_format", False)
     if any(not name.startswith("-") for name in fields.get("dynamic") or {}):
         raise ValueError(
             "dynamic gives some matrices other bits or groups, which specjax does not read"
