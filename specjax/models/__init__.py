@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
     from specjax.models.mixers import Attention, Latent, LatentAttention
+    from specjax.models.packed import Packed, holds_packed, is_packed
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
         Int8,
@@ -87,6 +88,7 @@ __all__ = [
     "MtpNames",
     "Nested",
     "Norm",
+    "Packed",
     "Rope",
     "Router",
     "Stacks",
@@ -107,8 +109,10 @@ __all__ = [
     "from_nnx",
     "grouped",
     "head_matrix",
+    "holds_packed",
     "in_tiles",
     "int8_dot_general",
+    "is_packed",
     "look_up",
     "mtp_beginnings",
     "mtp_layers",

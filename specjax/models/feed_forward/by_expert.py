@@ -16,15 +16,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.platforms import on_cpu
+from specjax.models.packed import PackedKernel
 from specjax.models.products import stacked_product
 
 
 class Stacks(NamedTuple):
     """The weights of a layer's experts, and their biases, if they have some."""
 
-    gate: Array  # [E, H, I]
-    up: Array  # [E, H, I]
-    down: Array  # [E, I, H]
+    gate: Array | PackedKernel  # [E, H, I]
+    up: Array | PackedKernel  # [E, H, I]
+    down: Array | PackedKernel  # [E, I, H]
     biases: tuple[Array, Array, Array] | None = None  # [E, I], [E, I], [E, H]
 
 
@@ -53,13 +54,17 @@ def grouped(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     Returns:
       [P, H] in the dtype of x.
     """
+    if isinstance(stacks.gate, PackedKernel):
+        # `ragged_dot` would need the wide numbers of every expert in memory.
+        return _in_tiles(inner, x, chosen, stacks, False)
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.bincount(flat, length=len(stacks.gate)).astype(jnp.int32)
     more = -len(flat) % _ROWS_OF_KERNEL
     rows, expert = jnp.pad(x[order], ((0, more), (0, 0))), jnp.pad(flat[order], (0, more))
 
-    def product(rows: Array, stack: Array, which: int) -> Array:
+    def product(rows: Array, stack: Array | PackedKernel, which: int) -> Array:
+        assert isinstance(stack, jax.Array)
         y = jax.lax.ragged_dot(rows, stack, sizes)
         return y if stacks.biases is None else y + stacks.biases[which][expert]
 
@@ -69,7 +74,6 @@ def grouped(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     return out[_inverse(order)]
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     """Computes `grouped` for arrays on one device; on a CPU one tile after the other.
 
@@ -77,19 +81,26 @@ def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     of its expert do, or in a later tile of them; where it ends behind them, the next tile writes
     over what it computed too much.
     """
+    if isinstance(stacks.gate, PackedKernel):
+        return _in_tiles(inner, x, chosen, stacks)
+    return _dense_in_tiles(inner, x, chosen, stacks)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _dense_in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     return on_cpu(
         functools.partial(_in_tiles, inner), functools.partial(grouped, inner), x, chosen, stacks
     )
 
 
-@in_tiles.defjvp
+@_dense_in_tiles.defjvp
 def _(
     inner: Gate, primals: tuple[Array, Array, Stacks], tangents: tuple[Array, Array, Stacks]
 ) -> tuple[Array, Array]:
     return jax.jvp(functools.partial(grouped, inner), primals, tangents)
 
 
-def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks, alone: bool = True) -> Array:
     experts, (tokens, count) = len(stacks.gate), chosen.shape
     pairs = tokens * count
     size = tile_size(tokens, count, experts)
@@ -108,8 +119,8 @@ def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
         e, at = expert[i], first[i]
         mine = jax.lax.dynamic_slice_in_dim(rows, at, size)
 
-        def product(rows: Array, stack: Array, which: int) -> Array:
-            y = stacked_product(rows, stack, e)
+        def product(rows: Array, stack: Array | PackedKernel, which: int) -> Array:
+            y = stacked_product(rows, stack, e, alone)
             return y if stacks.biases is None else y + stacks.biases[which][e].astype(y.dtype)
 
         hidden = inner(product(mine, stacks.gate, 0), product(mine, stacks.up, 1))
