@@ -39,8 +39,28 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
     chosen = {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_eps": 0.05,
     }  # fmt: skip
+    kimi = {
+        **sizes, "num_key_value_heads": 4, "kv_lora_rank": 10, "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4, "v_head_dim": 7, "rms_norm_eps": 0.05, "num_experts": 8,
+        "num_experts_per_token": 2, "moe_intermediate_size": 12, "num_hidden_layers": 2,
+    }  # fmt: skip
     lfm2 = {**grouped, "block_multiple_of": 8}
     return {
+        "kimi_linear": {
+            "a dense layer": {
+                **kimi, "num_hidden_layers": 3, "linear_attn_config": {
+                    "full_attn_layers": [2], "kda_layers": [1, 3], "num_heads": 3, "head_dim": 5,
+                    "short_conv_kernel_size": 4,
+                },
+            },
+            "groups, biases": {
+                **kimi, "layer_types": ["full_attention", "linear_attention"],
+                "mlp_layer_types": ["sparse", "dense"], "num_expert_group": 4, "topk_group": 2,
+                "moe_renormalize": False, "attention_bias": True, "q_lora_rank": 9,
+                "num_shared_experts": 2, "linear_num_heads": 2, "linear_head_dim": 6,
+                "linear_conv_kernel_dim": 3,
+            },
+        },
         "lfm2": {
             "conv, attention": {
                 **lfm2, "num_hidden_layers": 3,

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 import specjax
 from specjax.models import LinenModel, Rope, Router
 from specjax.models.config import Beside
-from specjax.models.mixers import AttentionSizes, GatedDelta, Latent, Mamba2, ShortConv
+from specjax.models.mixers import AttentionSizes, GatedDelta, KimiDelta, Latent, Mamba2, ShortConv
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
 
@@ -89,6 +89,7 @@ _CHANGES: dict[str, dict[str, object]] = {
     "deepseek_v2": {**_LATENT, "normalise_experts": False},
     "deepseek_v3": _SIGMOID,
     "kimi_k2": _SIGMOID,
+    "kimi_linear": {**_SIGMOID, "mixers": (KimiDelta(2, 4),), "rope": None, "interleaved": False},
     "glm4_moe_lite": _SIGMOID,
     "mistral4": {
         **_LATENT, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)

@@ -20,6 +20,7 @@ from specjax.models.families.gpt_oss import GPT_OSS
 from specjax.models.families.granite import GRANITE
 from specjax.models.families.granitemoehybrid import GRANITEMOEHYBRID
 from specjax.models.families.hunyuan import HUNYUAN
+from specjax.models.families.kimi_linear import KIMI_LINEAR
 from specjax.models.families.lfm2 import LFM2, LFM2_MOE
 from specjax.models.families.llama import LLAMA
 from specjax.models.families.minimax_m2 import MINIMAX_M2
@@ -64,6 +65,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": GRANITEMOEHYBRID,
     "hunyuan_v1_dense": HUNYUAN,
     "kimi_k2": KIMI_K2,
+    "kimi_linear": KIMI_LINEAR,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "llama": LLAMA,
