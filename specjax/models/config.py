@@ -54,12 +54,13 @@ making this library build a list for each of 10^7 experts before it reads the we
 _CHOICES = {
     "norm": ("rms", "layer", "centred"),
     "norm_order": NORM_ORDERS,
-    "qk_norm": (None, "head", "heads", "whole"),
+    "qk_norm": (None, "head", "heads", "whole", "unit"),
     "activation": ("silu", "relu", "relu2", "gelu", "gelu_tanh"),
 }
 _FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
-          "qk_norm_last", "value_norm", "sinks", "gated", "mlp_bias", "wide_sharing", "layer_scale",
-          "normalise_experts", "expert_bias", "shared_gate", "experts_beside")  # fmt: skip
+          "qk_norm_last", "value_norm", "sinks", "chunked", "gated", "mlp_bias", "wide_sharing",
+          "layer_scale", "normalise_experts", "expert_bias", "shared_gate",
+          "experts_beside")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
     **dict.fromkeys(("branch_scale", "logit_scale", "gate_scale", "down_scale"), "(0, 3.4e38]"),
@@ -192,7 +193,8 @@ class TransformerConfig:
     out_bias: bool = False
     output_gate: bool = False  # the output is multiplied by sigmoid(W x) before `o`
     # RMS norm of queries and keys: over each "head", or over the "whole" projection; or "heads": a
-    # layer norm without bias over each head, with weights of its own.
+    # layer norm without bias over each head, with weights of its own; or "unit": an RMS norm over
+    # each head without weights, in layers whose rope turns something.
     qk_norm: str | None = None
     qk_norm_last: bool = False  # after the rope
     query_scale: float | None = None  # by default head_dim ** -0.5
@@ -200,6 +202,9 @@ class TransformerConfig:
     attention_softcap: float | None = None
     sinks: bool = False  # a learned score for each head joins the softmax, with a value of 0
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
+    # A token attends to the tokens of its own chunk: those at positions from the last multiple of
+    # the window on.
+    chunked: bool = False
     # Layers with another mixer than this attention
     mixers: tuple[Mixer | None, ...] = ()  # by layer; None: attention
     # MLP

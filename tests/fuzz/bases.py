@@ -45,6 +45,7 @@ _DELTA: dict[str, object] = {
     "mixers": (GatedDelta(1, 2, 4, 4),),
 }  # fmt: skip
 _SHARED = {"shared_size": 6, "shared_gate": True}
+_GROWS = Rope(kind="none", growth=0.1, original_max_positions=16, counted_from_one=True)
 _MAMBA = Mamba2(heads=4, head_dim=4, state_dim=4)
 _CHANGES: dict[str, dict[str, object]] = {
     "llama": {"rope": Rope(kind="llama3", factor=8.0)},
@@ -97,6 +98,11 @@ _CHANGES: dict[str, dict[str, object]] = {
     "qwen2_moe": {**_EXPERTS, "qkv_bias": True, "shared_size": 6, "shared_gate": True},
     "glm4_moe": {**_EXPERTS, "rope": Rope(fraction=0.5), "shared_size": 12,
                  "router": Router("sigmoid", corrected=True, scale=1.5)},
+    "llama4_text": {
+        **_EXPERTS, "interleaved": True, "rope": Rope(5e5), "ropes": (_GROWS,), "windows": (16,),
+        "chunked": True, "qk_norm": "unit", "qk_norm_last": True, "normalise_experts": False,
+        "router": Router("sigmoid", of_chosen=True, on_input=True), "shared_size": 12,
+    },
     "minimax_m2": {**_EXPERTS, "qk_norm": "whole", "rope": Rope(5e6, fraction=0.5),
                    "router": Router("sigmoid", corrected=True)},
     "gpt_oss": {**_EXPERTS, "qkv_bias": True, "out_bias": True, "sinks": True, "windows": (16,),

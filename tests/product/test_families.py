@@ -328,6 +328,10 @@ def test_tree(family, case):
             "partial_rotary_factor=0.5",
         ),
         ("glm4_moe_lite", {"mlp_layer_types": ["dense", "other"]}, '"other"'),
+        ("llama4_text", {"attention_chunk_size": 0}, "attention_chunk_size is 0"),
+        ("llama4_text", {"layer_types": ["sliding_attention"] * 3}, "sliding_attention"),
+        ("llama4_text", {"attn_temperature_tuning": "yes"}, 'attn_temperature_tuning is "yes"'),
+        ("llama4_text", {"floor_scale": -1}, "floor_scale is -1"),
         ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope=False"),
         ("kimi_linear", {"use_grouped_topk": False}, "use_grouped_topk=False"),
         (
@@ -382,6 +386,7 @@ def test_what_holds_where_a_file_is_silent(family, tmp_path):
     sizes = {"max_position_embeddings", "num_key_value_heads", "n_group"}
     sizes |= {"qk_nope_head_dim", "qk_rope_head_dim", "num_experts_per_tok", "num_local_experts"}
     sizes |= {"mamba_n_heads", "mamba_d_head", "mamba_d_ssm", "mamba_expand", "n_groups"}
+    sizes |= {"linear_num_key_heads", "linear_num_value_heads"}
     config = transformers_folders.configured(family, **next(iter(CONFIGS[family].values())))
     config.save_pretrained(tmp_path)
     whole, compared = json.loads((tmp_path / "config.json").read_text()), 0

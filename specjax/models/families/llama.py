@@ -166,7 +166,8 @@ def attention_tensors(
 ) -> list[Tensor]:
     """Returns the tensors of attention; a gate of its output lies in `q_proj`, head by head."""
     rows = []
-    for part, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)) if c.qk_norm else ():
+    weights = c.qk_norm not in (None, "unit")
+    for part, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)) if weights else ():
         there, path = f"{theirs}.{names.get(part, part)}", (*ours, part, "weight")
         if c.qk_norm == "heads":
             rows += [Tensor(f"{there}.norms.{h}.weight", path, at=h) for h in range(heads)]
