@@ -44,6 +44,7 @@ MOST = {
     "num_experts": 2**14,
     "experts_per_token": 2**14,
     "expert_size": 2**24,
+    "expert_width": 2**20,
     "per_layer_size": 2**20,
     "shared_size": 2**24,
 }
@@ -224,6 +225,7 @@ class TransformerConfig:
     num_experts: int = 0
     experts_per_token: int = 2
     expert_size: int = 0
+    expert_width: int = 0  # of what experts read and write; 0: that of the stream
     normalise_experts: bool = True  # the chosen experts' weights sum to 1
     router: Router = dataclasses.field(default_factory=Router)
     expert_bias: bool = False  # of gate, up and down
@@ -246,6 +248,10 @@ class TransformerConfig:
                 self.num_heads % heads,
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={heads}: "
                 "grouped-query attention shares each key head among the same number of query heads",
+            ),
+            (
+                self.expert_bias and not self.gated,
+                "expert_bias=True and gated=False; only experts with a gate have biases",
             ),
             (
                 self.experts_beside and self.norm_order != "sandwich",
@@ -298,7 +304,7 @@ class TransformerConfig:
     def _check_sizes(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 1
-            if name in ("per_layer_size", "shared_size") or (
+            if name in ("per_layer_size", "shared_size", "expert_width") or (
                 name in ("num_experts", "expert_size") and not self.num_experts
             ):
                 least = 0
@@ -349,9 +355,9 @@ class TransformerConfig:
 
     @property
     def least_tensors(self) -> int:
-        """Returns a lower bound of the tensors in the files: one a layer, and three an expert."""
+        """Returns a lower bound of the tensors: one a layer, and two or three an expert."""
         sparse = sum(self.is_sparse(i) for i in range(self.num_layers))
-        return self.num_layers + 3 * sparse * self.num_experts
+        return self.num_layers + (3 if self.gated else 2) * sparse * self.num_experts
 
     def rope_of(self, layer: int) -> Rope | None:
         """Returns the rotary embedding of a layer, counted from 0; None if the layer has none."""

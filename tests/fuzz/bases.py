@@ -117,7 +117,8 @@ _CHANGES: dict[str, dict[str, object]] = {
                          "branch_scale": 0.5, "logit_scale": 0.5, "query_scale": 0.2},
     "falcon_h1": {"mixers": (dataclasses.replace(_MAMBA, norm=None, beside=Beside()),)},
     "nemotron_h": {"mixers": (_MAMBA,), "branches": ("mixer",), "rope": None, "gated": False,
-                   "activation": "relu2"},
+                   "activation": "relu2", **_EXPERTS, "sparse": (False,), "shared_size": 12,
+                   "router": Router("sigmoid", corrected=True)},
     "olmo_hybrid": {"mixers": (GatedDelta(1, 2, 4, 4, negative=True),), "qk_norm": "whole",
                     "norm_order": "post", "norm_orders": ("pre",), "rope": None},
 }  # fmt: skip

@@ -143,6 +143,10 @@ CONFIGS = {
 CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
 
 
+OFFSET = {"gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+"""Families whose norms multiply by 1 + weight."""
+
+
 def make(family, case, gain=1.0, **changes):
     """A random model of transformers, and its folder.
 
@@ -153,7 +157,7 @@ def make(family, case, gain=1.0, **changes):
     config = transformers_folders.configured(family, **{**CONFIGS[family][case], **changes})
     auto = transformers_folders.auto(family)
     model = auto.from_config(config, attn_implementation="eager").eval()
-    middle = 0.0 if family in ("gemma", "gemma2", "gemma3_text") else 1.0
+    middle = 0.0 if family in OFFSET else 1.0
     buffers = [(name, leaf) for name, leaf in model.named_buffers() if "layer_scalar" in name]
     with torch.no_grad():
         for name, leaf in [*model.named_parameters(), *buffers]:

@@ -22,14 +22,14 @@ from specjax.models.products import stacked_product
 class Stacks(NamedTuple):
     """The weights of a layer's experts, and their biases, if they have some."""
 
-    gate: Array  # [E, H, I]
+    gate: Array | None  # [E, H, I]; None: an expert has no gate
     up: Array  # [E, H, I]
     down: Array  # [E, I, H]
     biases: tuple[Array, Array, Array] | None = None  # [E, I], [E, I], [E, H]
 
 
-Gate = Callable[[Array, Array], Array]
-"""Maps the outputs of gate and up to the input of down."""
+Gate = Callable[[Array | None, Array], Array]
+"""Maps the outputs of gate, if there is one, and up to the input of down."""
 
 _LARGEST_TILE = 128
 _SMALLEST_TILE = 8
@@ -52,14 +52,15 @@ def grouped(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     """
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
-    sizes = jnp.bincount(flat, length=len(stacks.gate)).astype(jnp.int32)
+    sizes = jnp.bincount(flat, length=len(stacks.up)).astype(jnp.int32)
     rows, expert = x[order], flat[order]
 
     def product(rows: Array, stack: Array, which: int) -> Array:
         y = jax.lax.ragged_dot(rows, stack, sizes)
         return y if stacks.biases is None else y + stacks.biases[which][expert]
 
-    hidden = inner(product(rows, stacks.gate, 0), product(rows, stacks.up, 1))
+    gate = None if stacks.gate is None else product(rows, stacks.gate, 0)
+    hidden = inner(gate, product(rows, stacks.up, 1))
     return product(hidden, stacks.down, 2)[_inverse(order)]
 
 
@@ -84,7 +85,7 @@ def _(
 
 
 def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
-    experts, (tokens, count) = len(stacks.gate), chosen.shape
+    experts, (tokens, count) = len(stacks.up), chosen.shape
     pairs = tokens * count
     size = tile_size(tokens, count, experts)
     flat = chosen.reshape(-1)
@@ -106,7 +107,8 @@ def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
             y = stacked_product(rows, stack, e)
             return y if stacks.biases is None else y + stacks.biases[which][e].astype(y.dtype)
 
-        hidden = inner(product(mine, stacks.gate, 0), product(mine, stacks.up, 1))
+        gate = None if stacks.gate is None else product(mine, stacks.gate, 0)
+        hidden = inner(gate, product(mine, stacks.up, 1))
         added = product(hidden.astype(x.dtype), stacks.down, 2)
         return jax.lax.dynamic_update_slice_in_dim(out, added, at, 0)
 
