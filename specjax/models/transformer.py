@@ -300,7 +300,7 @@ def run_layers(
     memories = [None if cache is None else cache.layer(leaves[owner]) for owner in owners]
     kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
     visible = {
-        kind: _visible(kind[1], positions, memory, mask, kind[2])
+        kind: _visible(kind[1], c.chunked, positions, memory, mask, kind[2])
         for kind, memory in dict(zip(kinds, memories, strict=True)).items()
     }
     written: dict[int, Any] = {}
@@ -317,6 +317,7 @@ def run_layers(
 
 def _visible(
     window: int | None,
+    chunked: bool,
     positions: Array,
     memory: _Memory,
     mask: Array | None,
@@ -329,12 +330,15 @@ def _visible(
     """
     if both:
         slots = None if memory is None else cast(Both, memory).slots
-        seen = _visible(window, positions, cast(Memory | None, slots), mask)
+        seen = _visible(window, chunked, positions, cast(Memory | None, slots), mask)
         return cast(Array | None, seen), mask
     if isinstance(memory, LayerState):
         return mask
     if memory is not None:
-        return cast(KVCache, memory).visible(positions, mask, window)
+        return cast(KVCache, memory).visible(positions, mask, window, chunked)
+    if chunked and window is not None:
+        same = positions[:, :, None] // window == positions[:, None] // window
+        return jnp.tril(same) if mask is None else mask & same
     if mask is None or window is None:
         return mask
     return mask & (positions[:, :, None] - positions[:, None] < window)
