@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specjax.models.feed_forward import MLP, Stacks, grouped, in_tiles
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
-    from specjax.models.mixers import Attention, Latent, LatentAttention
+    from specjax.models.mixers import Attention, AttentionSizes, Latent, LatentAttention
     from specjax.models.packed import Packed, holds_packed, is_packed
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
@@ -74,6 +74,7 @@ __all__ = [
     "OFF",
     "PRECISIONS",
     "Attention",
+    "AttentionSizes",
     "Config",
     "Dense",
     "Family",

@@ -59,8 +59,7 @@ from specjax.methods import (
     initial_block,
     mtp_shapes,
 )
-from specjax.models import Rope, TransformerConfig, from_function
-from specjax.models.mixers import AttentionSizes
+from specjax.models import AttentionSizes, Rope, TransformerConfig, from_function
 from specjax.types import ABSENT, Block, Proposal
 
 ROWS, CAPACITY, DEPTH, STEPS, NOISE = 4, 64, 3, 11, 50.0

@@ -34,8 +34,14 @@ from specjax.methods.published import (
     sizes_of,
     without_weights,
 )
-from specjax.models import FAMILIES, Config, LanguageModel, Tensor, TransformerConfig
-from specjax.models.mixers import AttentionSizes
+from specjax.models import (
+    FAMILIES,
+    AttentionSizes,
+    Config,
+    LanguageModel,
+    Tensor,
+    TransformerConfig,
+)
 from specjax.parallel import Rules, mesh_of, replicate
 from specjax.proposers import Chain
 
