@@ -313,8 +313,8 @@ def recognised(folder: pathlib.Path, config: Config, tensors: Tensors) -> str:
     cure = "a whole language model is loaded with specjax.load, and passed as draft="
     if any(name.startswith(_INSIDE) for name in tensors):
         cure = (
-            "the layers of a multi-token prediction head (mtp.*) belong to targets of a family "
-            "that specjax does not read: pass a drafter of another kind"
+            "these are layers of multi-token prediction (mtp.*) in a form that specjax does not "
+            "read: pass a drafter of another kind"
         )
     raise ValueError(
         f"{folder} is not a drafter of a format that specjax reads ({', '.join(METHODS)}); its "
