@@ -28,6 +28,7 @@ from specjax.models.families.minimax_m2 import MINIMAX_M2
 from specjax.models.families.ministral3 import MINISTRAL3
 from specjax.models.families.mistral import MISTRAL, MIXTRAL
 from specjax.models.families.mistral4 import MISTRAL4
+from specjax.models.families.mtp import MTP, MtpNames, mtp_beginnings, mtp_layers, mtp_layout
 from specjax.models.families.nemotron_h import NEMOTRON_H
 from specjax.models.families.nested import NESTED, Nested
 from specjax.models.families.olmo2 import OLMO2
@@ -101,10 +102,15 @@ FAMILIES: dict[str, Family] = {
 __all__ = [
     "FAMILIES",
     "FUSED",
+    "MTP",
     "NESTED",
     "Config",
     "Family",
+    "MtpNames",
     "Nested",
     "Tensor",
     "check_fields",
+    "mtp_beginnings",
+    "mtp_layers",
+    "mtp_layout",
 ]

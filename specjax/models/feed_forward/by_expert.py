@@ -1,8 +1,8 @@
 """Computes the chosen experts of each token, and reads no others.
 
-`jax.lax.ragged_dot` on a TPU is a kernel whose grid has the chosen experts only.  XLA:CPU makes of
-it a product with every expert, for which it masks and copies all of them: `in_tiles` is the form
-for arrays on one CPU.
+`jax.lax.ragged_dot` on a TPU is a kernel whose grid has the chosen experts only, if the number of
+rows is a multiple of 8; otherwise XLA makes of it a product with every expert.  XLA:CPU does so
+always, and masks and copies all of them: `in_tiles` is the form for arrays on one CPU.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.platforms import on_cpu
+from specjax.models.packed import PackedKernel
 from specjax.models.products import stacked_product
 
 
 class Stacks(NamedTuple):
     """The weights of a layer's experts, and their biases, if they have some."""
 
-    gate: Array | None  # [E, H, I]; None: an expert has no gate
-    up: Array  # [E, H, I]
-    down: Array  # [E, I, H]
+    gate: Array | PackedKernel | None  # [E, H, I]; None: an expert has no gate
+    up: Array | PackedKernel  # [E, H, I]
+    down: Array | PackedKernel  # [E, I, H]
     biases: tuple[Array, Array, Array] | None = None  # [E, I], [E, I], [E, H]
 
 
 Gate = Callable[[Array | None, Array], Array]
 """Maps the outputs of gate, if there is one, and up to the input of down."""
+
+_ROWS_OF_KERNEL = 8
+"""The kernel of a TPU takes a multiple of it; rows of no expert fill up the last ones."""
 
 _LARGEST_TILE = 128
 _SMALLEST_TILE = 8
@@ -50,21 +54,27 @@ def grouped(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     Returns:
       [P, H] in the dtype of x.
     """
+    if isinstance(stacks.up, PackedKernel):
+        # `ragged_dot` would need the wide numbers of every expert in memory.
+        return _in_tiles(inner, x, chosen, stacks, False)
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.bincount(flat, length=len(stacks.up)).astype(jnp.int32)
-    rows, expert = x[order], flat[order]
+    more = -len(flat) % _ROWS_OF_KERNEL
+    rows, expert = jnp.pad(x[order], ((0, more), (0, 0))), jnp.pad(flat[order], (0, more))
 
-    def product(rows: Array, stack: Array, which: int) -> Array:
+    def product(rows: Array, stack: Array | PackedKernel, which: int) -> Array:
+        assert isinstance(stack, jax.Array)
         y = jax.lax.ragged_dot(rows, stack, sizes)
         return y if stacks.biases is None else y + stacks.biases[which][expert]
 
-    gate = None if stacks.gate is None else product(rows, stacks.gate, 0)
-    hidden = inner(gate, product(rows, stacks.up, 1))
-    return product(hidden, stacks.down, 2)[_inverse(order)]
+    with jax.named_scope(f"pairs_{len(flat)}"):  # that `bench.tpu` counts
+        gate = None if stacks.gate is None else product(rows, stacks.gate, 0)
+        hidden = inner(gate, product(rows, stacks.up, 1))
+        out = product(hidden, stacks.down, 2)
+    return out[_inverse(order)]
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     """Computes `grouped` for arrays on one device; on a CPU one tile after the other.
 
@@ -72,19 +82,26 @@ def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     of its expert do, or in a later tile of them; where it ends behind them, the next tile writes
     over what it computed too much.
     """
+    if isinstance(stacks.up, PackedKernel):
+        return _in_tiles(inner, x, chosen, stacks)
+    return _dense_in_tiles(inner, x, chosen, stacks)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _dense_in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     return on_cpu(
         functools.partial(_in_tiles, inner), functools.partial(grouped, inner), x, chosen, stacks
     )
 
 
-@in_tiles.defjvp
+@_dense_in_tiles.defjvp
 def _(
     inner: Gate, primals: tuple[Array, Array, Stacks], tangents: tuple[Array, Array, Stacks]
 ) -> tuple[Array, Array]:
     return jax.jvp(functools.partial(grouped, inner), primals, tangents)
 
 
-def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks, alone: bool = True) -> Array:
     experts, (tokens, count) = len(stacks.up), chosen.shape
     pairs = tokens * count
     size = tile_size(tokens, count, experts)
@@ -103,8 +120,8 @@ def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
         e, at = expert[i], first[i]
         mine = jax.lax.dynamic_slice_in_dim(rows, at, size)
 
-        def product(rows: Array, stack: Array, which: int) -> Array:
-            y = stacked_product(rows, stack, e)
+        def product(rows: Array, stack: Array | PackedKernel, which: int) -> Array:
+            y = stacked_product(rows, stack, e, alone)
             return y if stacks.biases is None else y + stacks.biases[which][e].astype(y.dtype)
 
         gate = None if stacks.gate is None else product(mine, stacks.gate, 0)
