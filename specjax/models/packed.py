@@ -300,7 +300,7 @@ def _widened(packed: Packed, cpu: bool) -> tuple[Array, Array | None]:
 
 def _decoder(packed: Packed, cpu: bool) -> Callable[[Array], Array]:
     if packed.fp4:
-        return _fp4
+        return _fp4_on_cpu if cpu else _fp4
     if packed.codes.dtype == jnp.float8_e4m3fn and cpu:
         return _fp8
     return lambda codes: codes.astype(jnp.float32)
@@ -321,8 +321,17 @@ def _fp8(codes: Array) -> Array:
     of float16 with these bits is 2^8 times smaller.
     """
     bits = jax.lax.bitcast_convert_type(codes, jnp.uint8).astype(jnp.uint16)
-    moved = ((bits & 0x7F) << 7) | ((bits & 0x80) << 8)
-    return jax.lax.bitcast_convert_type(moved, jnp.float16).astype(jnp.float32) * 256.0
+    return _of_float16(((bits & 0x7F) << 7) | ((bits & 0x80) << 8), 2.0**8)
+
+
+def _fp4_on_cpu(codes: Array) -> Array:
+    """Returns numbers of e2m1 in float32, as `_fp8` those of e4m3."""
+    bits = codes.astype(jnp.uint16)
+    return _of_float16(((bits & 7) << 9) | ((bits & 8) << 12), 2.0**14)
+
+
+def _of_float16(bits: Array, factor: float) -> Array:
+    return jax.lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32) * factor
 
 
 def _fp4(codes: Array) -> Array:
