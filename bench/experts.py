@@ -64,6 +64,11 @@ def layer(options: ExpertsOptions) -> tuple[Stacks, list[_Given]]:
     return stacks, given
 
 
+def _gated(gate: Array | None, up: Array) -> Array:
+    assert gate is not None
+    return jax.nn.silu(gate) * up
+
+
 class _Timed(Timed):
     """One form at each number of rows."""
 
@@ -73,7 +78,7 @@ class _Timed(Timed):
 
         def mix(x: Array, chosen: Array, stacks: Stacks) -> Array:
             pairs = jnp.repeat(x, chosen.shape[1], axis=0)
-            return form(lambda gate, up: jax.nn.silu(gate) * up, pairs, chosen, stacks)
+            return form(_gated, pairs, chosen, stacks)
 
         self._mix: Callable[[Array, Array, Stacks], Array] = jax.jit(mix)
 

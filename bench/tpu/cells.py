@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+
+import jax
 
 from bench.tpu.flops import product_flops
 from bench.tpu.hlo import parse
 from bench.tpu.programs import Compiled
 from bench.tpu.traffic import KINDS, host_transfers, traffic
+from specjax import LinenModel, Transformer
 from specjax.models import BLOCK_SLOTS
 from specjax.plot import new_figure
 
@@ -41,6 +45,8 @@ def measure(compiled: Compiled, vocab_size: int, chips: int, memory: float, fill
     ]
     return {
         "bytes_per_step": {kind: counted.bytes[kind] for kind in KINDS},
+        "target_bytes": counted.weights["target"],
+        "active_bytes": active_bytes(compiled),
         "bytes_by_phase": {name: dict(kinds) for name, kinds in counted.by_phase.items()},
         "flops": operations["float"] // chips,
         "int8_operations": operations["int8"] // chips,
@@ -56,13 +62,37 @@ def measure(compiled: Compiled, vocab_size: int, chips: int, memory: float, fill
     }
 
 
+def active_bytes(compiled: Compiled) -> int:
+    """The weights of the target that a step must read: of experts, as many as its nodes may choose.
+
+    They are divided among the devices of a mesh.  Of an embedding that is not the output matrix a
+    step reads rows only, which do not count.
+    """
+    params: Any = compiled.params.target
+    model, total = compiled.decoder.target, 0
+    assert isinstance(model, LinenModel) and isinstance(model.module, Transformer)
+    c = model.module.config
+    pairs = len(compiled.state.length) * compiled.decoder.proposer.num_nodes * c.experts_per_token
+    for path, leaf in jax.tree.leaves_with_path(params):
+        names = [entry.key for entry in path if hasattr(entry, "key")]
+        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+        size = math.prod(shape) * leaf.dtype.itemsize
+        if names[-1] in ("gate", "up", "down") and leaf.ndim == 3:
+            size = size * min(pairs, c.num_experts) // c.num_experts
+        if names != ["embedding"] or "head" not in params:
+            total += size
+    return total
+
+
 _COLUMNS = (
     "size", "dtype", "drafter", "chips", "batch", "capacity", "weights", "cache read", "written",
-    "copied", "logits", "collectives", "other", "GFLOP", "all-reduces", "arguments", "scratch",
-    "predicted", "fits", "compiled in",
+    "copied", "states", "logits", "collectives", "other", "read over active", "GFLOP",
+    "all-reduces", "arguments", "scratch", "predicted", "fits", "compiled in",
 )  # fmt: skip
 HEADER = (
-    "Megabytes per chip and step; arguments, scratch and the prediction in gigabytes.\n\n"
+    "Megabytes per chip and step; arguments, scratch and the prediction in gigabytes.  Read over "
+    "active: the target's weights that a step reads, over those that it must read, where each node "
+    "chooses experts of its own.\n\n"
     f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
 )
 
@@ -78,6 +108,7 @@ def line(cell: Cell) -> str:
     entries = [
         cell["size"], cell["dtype"], cell["drafter"], f"{cell['chips']} x {cell['chip']}",
         cell["batch"], cell["capacity"], *moved,
+        f"{cell['target_bytes'] / cell['active_bytes']:.3f}",
         f"{(cell['flops'] + cell['int8_operations']) / 1e9:.1f}",
         ", ".join([str(counts["all-reduce"]), *others]), *(f"{size:.2f}" for size in memory), fits,
         f"{cell['compile_seconds']:.0f} s",

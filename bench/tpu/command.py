@@ -24,11 +24,12 @@ from bench.tpu.best import best
 from bench.tpu.cells import HEADER, Cell, draw, line, measure
 from bench.tpu.chips import CHIPS, Chip, chip
 from bench.tpu.drafters import DRAFTERS
+from bench.tpu.extrapolated import extrapolated
 from bench.tpu.measured import beside
 from bench.tpu.programs import compile_loop, devices_of, prepare_environment
 from bench.tpu.published import compare
 from bench.tpu.roofline import table
-from bench.tpu.sizes import DRAFT_OF, DTYPES, SIZES, VOCABULARY, config_of, shapes_of
+from bench.tpu.sizes import DRAFT_OF, DTYPES, SIZES, TARGETS, VOCABULARY, config_of, shapes_of
 from specjax import Decoder, Params
 from specjax.models import TransformerConfig
 from specjax.options import fields
@@ -47,6 +48,13 @@ def main(argv: list[str] | None = None) -> None:
         if given is not None and np.min(given) < 1:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} is {np.min(given)}; it must be at least 1")
+    if arguments.layers and not (
+        len(arguments.layers) == 2 and 1 <= arguments.layers[0] < arguments.layers[1]
+    ):
+        raise ValueError(
+            f"--layers is {[*arguments.layers]}; it must be two numbers of layers, the smaller one "
+            "first, of at least 1"
+        )
     alphas = dict(map(_expected, arguments.expect))
     others = [_chip(name, arguments.dtype) for name in [*arguments.chip, *arguments.also]]
     cells = [cell for path in arguments.read for cell in _read(path)]
@@ -101,37 +109,64 @@ def _compile_all(arguments: TpuOptions) -> list[Cell]:
     ]
     for size, drafter, batch, capacity, (name, count) in cases:
         print(f"compiling {size}, {drafter}, batch {batch}, {count} x {name}", file=sys.stderr)
-        target = shapes_of(targets[size], arguments.dtype)
-        vocab_size = target.model.vocab_size
-        named = arguments.draft or DRAFT_OF.get(size, "150m")
-        draft = shapes_of(config_of(named, vocab_size), arguments.dtype)
-        sketch = DRAFTERS[drafter](target, draft)
-        proposer = sketch.proposer
-        decoder = Decoder(target.model, proposer, specjax.Match(), (2,), capacity)
-        params = Params(target.params, sketch.params)
-        split = sketch.draft if arguments.split_draft else None
-        compiled = compile_loop(decoder, params, slices[name, count], batch, split)
-        filled = capacity if arguments.filled is None else min(arguments.filled, capacity)
-        # None for a tree: siblings are no independent chances.
-        lookahead = proposer.max_depth if proposer.is_chain else None
-        cells.append(
-            {
-                "size": size, "dtype": arguments.dtype, "drafter": drafter, "chip": name,
-                "chips": count, "batch": batch, "capacity": capacity, "filled": filled,
-                "vocab_size": vocab_size, "draft": named,
-                "lookahead": lookahead,
-                **measure(compiled, vocab_size, count, chip(name).memory, filled),
-            }
-        )  # fmt: skip
-        print(line(cells[-1]), flush=True)
-        if arguments.keep:
-            folder = pathlib.Path(arguments.keep)
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{size}-{drafter}-{count}x{name}-{batch}-{capacity}.txt"
-            path.write_text(compiled.text)
+        case = _Case(size, drafter, batch, capacity, name, count)
+        config, devices = targets[size], slices[name, count]
+        layers = arguments.layers or (config.num_layers,)
+        if layers[-1] > config.num_layers:
+            raise ValueError(f"--layers is {[*layers]}; {size} has {config.num_layers} layers")
+        made = [case.cell(arguments, config.truncated(n), devices) for n in layers]
+        cell = made[-1]
+        if arguments.layers:
+            of_all = config.num_layers
+            cell = extrapolated(made[0], made[1], arguments.layers, of_all, chip(name).memory)
+        cells.append(cell)
+        print(line(cell), flush=True)
         if arguments.json:  # after each cell: the next one may fail
             pathlib.Path(arguments.json).write_text(json.dumps(cells, indent=1))
     return cells
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """What a cell is compiled for."""
+
+    size: str
+    drafter: str
+    batch: int
+    capacity: int
+    chip: str
+    chips: int
+
+    def cell(self, arguments: TpuOptions, config: TransformerConfig, devices: np.ndarray) -> Cell:
+        """Compiles a program, and returns what the report says of it."""
+        target = shapes_of(config, arguments.dtype)
+        vocab_size = target.model.vocab_size
+        named = arguments.draft or DRAFT_OF.get(self.size, "150m")
+        draft = shapes_of(config_of(named, vocab_size), arguments.dtype)
+        sketch = DRAFTERS[self.drafter](target, draft)
+        proposer = sketch.proposer
+        decoder = Decoder(target.model, proposer, specjax.Match(), (2,), self.capacity)
+        params = Params(target.params, sketch.params)
+        split = sketch.draft if arguments.split_draft else None
+        compiled = compile_loop(decoder, params, devices, self.batch, split)
+        given = arguments.filled
+        filled = self.capacity if given is None else min(given, self.capacity)
+        if arguments.keep:
+            folder = pathlib.Path(arguments.keep)
+            folder.mkdir(parents=True, exist_ok=True)
+            depth = f"-{config.num_layers}-layers" if arguments.layers else ""
+            where = f"{self.chips}x{self.chip}-{self.batch}-{self.capacity}{depth}"
+            (folder / f"{self.size}-{self.drafter}-{where}.txt").write_text(compiled.text)
+        return {
+            **dataclasses.asdict(self),
+            "dtype": arguments.dtype,
+            "filled": filled,
+            "vocab_size": vocab_size,
+            "draft": named,
+            # None for a tree: siblings are no independent chances.
+            "lookahead": proposer.max_depth if proposer.is_chain else None,
+            **measure(compiled, vocab_size, self.chips, chip(self.chip).memory, filled),
+        }
 
 
 def _read(path: str) -> list[Cell]:
@@ -202,9 +237,14 @@ def _config(path: str) -> TransformerConfig:
 class TpuOptions(fields.Options):
     """The options of `python -m bench.tpu`."""
 
-    size: tuple[str, ...] = fields.option(("1b",), "targets", choices=sorted(SIZES))
+    size: tuple[str, ...] = fields.option(("1b",), "targets", choices=sorted(TARGETS))
     target_config: str | None = fields.option(
         None, "a config.json (or its folder) instead of a size"
+    )
+    layers: tuple[int, ...] = fields.option(
+        (),
+        "compile only as many first layers of a target, once for each of two numbers, and "
+        "extrapolate to all of its layers",
     )
     draft: str | None = fields.option(None, "size of the draft model", choices=sorted(SIZES))
     split_draft: bool = fields.option(
@@ -213,7 +253,9 @@ class TpuOptions(fields.Options):
     dtype: str = fields.option(
         "bfloat16", "of the weights; the activations of int8 weights are bfloat16", choices=DTYPES
     )
-    vocab_size: int = fields.option(VOCABULARY, "of --size")
+    vocab_size: int | None = fields.option(
+        None, f"of --size; default: that of a published target, otherwise {VOCABULARY}"
+    )
     chip: tuple[str, ...] = fields.option(("v5e",), f"of {', '.join(CHIPS)}")
     chips: tuple[int, ...] = fields.option((1,), "in one mesh")
     drafter: tuple[str, ...] = fields.option(

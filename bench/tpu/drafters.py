@@ -56,6 +56,12 @@ def _tree(target: Shapes, draft: Shapes) -> Sketch:
     return Sketch(proposer, draft.params, draft.model)
 
 
+def _tree_of_8(target: Shapes, draft: Shapes) -> Sketch:
+    """Eight nodes with the root, three drafts deep."""
+    proposer = specjax.DraftTree(draft.model, target.model.vocab_size, (1, 2, 2))
+    return Sketch(proposer, draft.params, draft.model)
+
+
 def _eagle3(target: Shapes, draft: Shapes) -> Sketch:
     """One layer of the target's shape, and a head of its own for 32 000 words."""
     config, size = _layers(target, 1, _EAGLE_VOCABULARY), target.model.vocab_size
@@ -101,6 +107,7 @@ DRAFTERS: dict[str, Maker] = {
     "ngram": lambda target, draft: Sketch(specjax.NGram(_DRAFTED)),
     "draft": _draft_model,
     "tree": _tree,
+    "tree-of-8": _tree_of_8,
     "eagle3": _eagle3,
     "dflash": _dflash,
     "dflash-tree": _dflash_tree,

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from bench.tpu.families import NAMES, published
 from bench.weights import SIZES as PAIRS
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.models import quantise
@@ -36,6 +37,7 @@ _BENCH = {
 """The pairs that `python -m bench` measures."""
 
 SIZES = {**_SHAPES, **_BENCH}
+TARGETS = (*SIZES, *NAMES)
 
 DRAFT_OF = {
     "tiny": "tiny", "150m": "150m", "1b": "150m", "8b": "1b", "70b": "1b", "405b": "8b",
@@ -53,10 +55,19 @@ class Shapes:
     params: Arrays
 
 
-def config_of(size: str, vocab_size: int = VOCABULARY) -> TransformerConfig:
+def config_of(size: str, vocab_size: int | None = None) -> TransformerConfig:
+    """Returns the configuration of one of `TARGETS`.
+
+    Args:
+      size: its name.
+      vocab_size: by default the published one of a family's target, and otherwise `VOCABULARY`.
+    """
+    if size in NAMES:
+        config = published(size)
+        return dataclasses.replace(config, vocab_size=vocab_size or config.vocab_size)
     hidden, mlp, layers, heads, kv_heads, tied = SIZES[size]
     return TransformerConfig(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size or VOCABULARY,
         hidden_size=hidden,
         mlp_size=mlp,
         num_layers=layers,

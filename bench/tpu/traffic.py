@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from bench.tpu.hlo import Computation, Instruction, Program, Shape
 
 KINDS = (
-    "weights", "cache_read", "cache_written", "cache_copied", "logits", "collectives", "other",
+    "weights", "cache_read", "cache_written", "cache_copied", "states", "logits", "collectives",
+    "other",
 )  # fmt: skip
-"""`cache_written` are new tokens, `cache_copied` is all else that is written to a cache, `logits`
-is what is outside the models: logits, noise, sampling and verification."""
+"""`cache_written` are new tokens, `cache_copied` is all else that is written to a cache, `states`
+is what is read of and written to states of recurrent layers, and `logits` is what is outside the
+models: logits, noise, sampling and verification."""
 
 FEWER_DRAFTS = "fewer_drafts"
 """The scope of passes for steps with fewer drafts, which run instead of the widest one."""
@@ -51,6 +53,10 @@ _SAME_VALUE = {
 _SLICES = {"slice", "dynamic-slice", "gather"}
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that is written
 _CACHE = re.compile(r"\.(keys|values)\[\d+\]$")
+_STATE = re.compile(r"\.states\[\d+\]\.(state|columns\[\d+\])$")
+_MODEL = re.compile(r"params\.(\w+)")
+_PAIRS = re.compile(r"/pairs_(\d+)/")
+"""The scope of a product with experts, and how many pairs of a token and an expert it computes."""
 
 Origin = str | None
 """The path of the argument whose value it is: `params.target['head']['kernel']`."""
@@ -72,6 +78,8 @@ class Traffic:
     Those of every branch and loop are here, whether or not its bytes are counted."""
     evictions: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     """The same for what was brought to on-chip memory, changed there, and written back."""
+    weights: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Bytes by the model: "target" or "proposer"."""
 
     def add(self, kind: str, phase: str, size: int) -> None:
         if size:
@@ -87,6 +95,8 @@ class Traffic:
                 self.add(kind, phase, size * times)
         for key, count in other.collectives.items():
             self.collectives[key] += count * times
+        for model, size in other.weights.items():
+            self.weights[model] += size * times
         self.evictions += other.evictions
 
     @property
@@ -134,11 +144,14 @@ class _Counter:
         self.turns = {FEWER_DRAFTS: 0, BLOCKS: blocks}
         self.vocab_sizes = vocab_sizes
         self.origins: _Origins = {}
-        self.caches = {
-            (i.shapes[0].dtype, i.shapes[0].sizes)
-            for i in program.entry.parameters
-            if _CACHE.search(i.op_name)
-        }
+        self.caches, self.states = (
+            {
+                (i.shapes[0].dtype, i.shapes[0].sizes)
+                for i in program.entry.parameters
+                if kind.search(i.op_name)
+            }
+            for kind in (_CACHE, _STATE)
+        )
         self._trace(program.entry, [(i.op_name,) for i in program.entry.parameters])
 
     def of(self, computation: Computation) -> Traffic:
@@ -186,13 +199,18 @@ class _Counter:
                 written.append((origin or instruction.name, size))
             counted.add(kind, phase, size)
         for shape, size, origin in reads:
-            counted.add(self._kind(origin, shape, instruction), phase, size)
+            kind = self._kind(origin, shape, instruction)
+            if kind == "weights" and origin is not None:
+                counted.weights[_found(_MODEL, origin)] += size
+            counted.add(kind, phase, size)
 
     def _kind(self, origin: Origin, shape: Shape, instruction: Instruction) -> str:
         if origin and origin.startswith("params"):
             return "weights"
         if (origin and _CACHE.search(origin)) or (shape.dtype, shape.sizes) in self.caches:
             return "cache_read"
+        if (origin and _STATE.search(origin)) or (shape.dtype, shape.sizes) in self.states:
+            return "states"
         if self.vocab_sizes.intersection(shape.sizes):
             return "logits"
         return "other" if "Transformer" in instruction.op_name else "logits"
@@ -221,6 +239,10 @@ class _Counter:
                 size = 0
             elif instruction.opcode in _SLICES and place == 0:
                 size = instruction.shapes[0].bytes
+            elif len(shape.sizes) == 3 and _is_grouped(instruction):
+                # A stack of experts, of which each pair reads one at most.
+                pairs = int(_found(_PAIRS, instruction.op_name))
+                size = size // shape.sizes[0] * min(pairs, shape.sizes[0])
             yield shape, size, self._origin(within, name)
 
     def _used(self, within: Computation, value: Instruction) -> int:
@@ -343,6 +365,18 @@ def _joins_slices(instruction: Instruction) -> bool:
 def _is_free(instruction: Instruction) -> bool:
     ended = instruction.opcode.removesuffix("-done")
     return instruction.opcode in _FREE or ended in COLLECTIVES or _joins_slices(instruction)
+
+
+def _found(pattern: re.Pattern[str], text: str) -> str:
+    """Returns the first group of a pattern that the text has."""
+    found = pattern.search(text)
+    assert found is not None
+    return found[1]
+
+
+def _is_grouped(instruction: Instruction) -> bool:
+    """Returns whether it is a TPU's kernel of `ragged_dot`, which reads the chosen experts."""
+    return instruction.opcode == "custom-call" and "ragged_dot_tiling" in instruction.line
 
 
 def _leaves_the_chip(within: Computation, instruction: Instruction) -> bool:

@@ -59,6 +59,8 @@ def main(prog: str, argv: list[str]) -> None:
     name, config, tensors = open_drafter(folder)
     target = None if arguments.target is None else _abstract(arguments.target)
     found = METHODS[name].format.describe(config, tensors, target)
+    if found.tensors is not None:
+        tensors = {name: tensors[name] for name in found.tensors}
     weights = [tensor for tensor in tensors.values() if tensor.kind not in _TABLES]
     facts = {
         "format": name,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors, read_header
     from specjax.files.hub import MEDUSA_WEIGHTS, TOKENIZER, find_folder
     from specjax.files.packed import forms, read_scheme
-    from specjax.files.tensors import all_finite, read_rows, row_faults, write_rows
+    from specjax.files.tensors import all_finite, read_rows, row_faults, rows_of, write_rows
     from specjax.files.tokenizer import read_tokenizer
 
 __getattr__ = lazily(__name__, __file__)
@@ -60,6 +60,7 @@ __all__ = [
     "refuse_weights",
     "replacing",
     "row_faults",
+    "rows_of",
     "save",
     "weight_files",
     "write_rows",

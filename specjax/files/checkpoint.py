@@ -25,7 +25,17 @@ from specjax._internal.checks import chosen, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
 from specjax._internal.platforms import default_platform
 from specjax.files.config import read_config, text_config
-from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
+from specjax.files.folder import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    named,
+    read_bytes,
+    read_json,
+    replacing,
+    weight_files,
+)
+from specjax.files.headers import open_tensors
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
 from specjax.files.packed import Scheme, read_scheme, unquantised
@@ -45,6 +55,7 @@ from specjax.models import (
     cpu_attend,
     cpu_dot_general,
     dot_general,
+    mtp_layout,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.types import Weights
@@ -160,7 +171,9 @@ def load(
             dequantise=dequantise,
             in_int4=in_int4,
         )
-    return outline.with_weights(model, params)
+    loaded = outline.with_weights(model, params)
+    # A model with only some of the layers has other hidden states than those that MTP reads.
+    return loaded if layers is None else dataclasses.replace(loaded, mtp=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,12 +187,17 @@ class Outline:
     name: str
     defaults: Mapping[str, float]
     files: Mapping[str, bytes]
+    mtp: int
+    folder: pathlib.Path
     scheme: Scheme | None = None  # what the folder says about packed weights
 
     def with_weights(self, model: LinenModel, params: Weights) -> LanguageModel:
-        return LanguageModel(
-            model, params, self.tokenizer, self.eos, self.name, self.defaults, self.files
-        )
+        shared = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("config", "family", "scheme")
+        }
+        return LanguageModel(model, params, **shared)
 
 
 def read_outline(path: str | os.PathLike[str]) -> Outline:
@@ -209,7 +227,16 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
     tokenizer = find_tokenizer(words, ours.vocab_size)
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
     name = name if lora is None else f"{name} with {lora.folder.name}"
-    return Outline(ours, family, tokenizer, eos, name, defaults, files, read_scheme(folder, config))
+    mtp, scheme = _count_mtp(folder, ours.num_layers), read_scheme(folder, config)
+    return Outline(ours, family, tokenizer, eos, name, defaults, files, mtp, folder, scheme)
+
+
+def _count_mtp(folder: pathlib.Path, layers: int) -> int:
+    """Returns the number of MTP layers beside the `layers` layers of a folder's model."""
+    if not (folder / SINGLE).exists() and not (folder / INDEX).exists():
+        return 0
+    found = mtp_layout(open_tensors(weight_files(folder))[0], layers)
+    return 0 if found is None else found[1]
 
 
 def check_layers(layers: object, most: int) -> Sequence[int]:

@@ -50,6 +50,7 @@ from specjax.models import (
     Tensor,
     TransformerConfig,
     is_packed,
+    mtp_beginnings,
 )
 from specjax.parallel import Shardings, devices_of, leader, require, to_host
 from specjax.types import ArrayTree, Weights
@@ -495,6 +496,7 @@ def _leftovers(
     Buffers, a second copy of a tied embedding, and the tensors of other models are ignored.
     """
     skipped = tuple(name.format(num_layers=config.num_layers) for name in family.skipped)
+    skipped += mtp_beginnings(stored, config.num_layers)
     untied = rows_of(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
     unread = [

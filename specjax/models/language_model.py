@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ class LanguageModel:
     defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # The contents of the files in its folder, by name, without the weights.
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    mtp: int = 0  # layers of multi-token prediction in its folder, which `specjax.load_mtp` reads
+    folder: pathlib.Path | None = None  # that it was read from
 
     def __repr__(self) -> str:
         """Returns one line; a dataclass would print every weight."""

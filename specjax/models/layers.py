@@ -61,6 +61,14 @@ class Dense(nn.Module):
         return y
 
 
+def apart(y: Array) -> Array:
+    """Keeps a product apart from the operations that read it, but on a CPU.
+
+    A TPU would turn the whole matrix in every step, so that its product lies as they read it.
+    """
+    return on_cpu(lambda y: y, jax.lax.optimization_barrier, y)
+
+
 @jax.custom_jvp
 def look_up(table: Array, ids: Array) -> Array:
     """Returns the rows `ids` [...] of a table [V, E], as [..., E].

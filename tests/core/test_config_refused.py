@@ -119,7 +119,7 @@ ROPES = {
     [
         *((kind, "factor", value) for kind in ROPES for value in (0, NAN, -2.0, "8")),
         ("llama3", "low_freq_factor", -1.0),
-        ("llama3", "high_freq_factor", 1.0),
+        ("llama3", "high_freq_factor", 0.5),
         *(("yarn", key, -1.0) for key in ("beta_fast", "beta_slow", "attention_factor")),
         ("longrope", "attention_factor", NAN),
     ],

@@ -10,12 +10,15 @@ from toys import TRANSFORMERS as toys
 from bench.tpu import command
 from bench.tpu.best import best, tokens_per_second
 from bench.tpu.chips import CHIPS, Chip, chip, slice_of
+from bench.tpu.extrapolated import extrapolated
+from bench.tpu.families import NAMES
 from bench.tpu.flops import product_flops
 from bench.tpu.hlo import parse
 from bench.tpu.measured import beside
 from bench.tpu.programs import devices_of
 from bench.tpu.published import TOKENS, compare
 from bench.tpu.roofline import least_seconds, table, tokens_per_step
+from bench.tpu.sizes import config_of, shapes_of
 from bench.tpu.traffic import host_transfers, traffic
 
 HEADER = "HloModule jit__run, is_scheduled=true\n"
@@ -71,6 +74,7 @@ ENTRY %main (p.0: bf16[512,1024], p.1: bf16[2,4,256,64], p.2: f32[2,1000], p.3: 
 }
 """  # noqa: E501
 KERNEL, LOGITS = 512 * 1024 * 2, 8 * 1024 * 4  # two rows are padded to 8, 1000 words to 1024
+CACHE_LAYOUT = "bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}"
 CACHE, TOKEN = 2 * 4 * 256 * 128 * 2, 2 * 4 * 64 * 2  # heads of 64 are padded to 128
 
 
@@ -176,6 +180,59 @@ def test_loops_count_by_their_scope(scope, turns, blocks):
     counted = traffic(parsed, (1000,), blocks)
     assert counted.bytes["weights"] == (1 + turns) * KERNEL
     assert counted.copies == [("state.cache.keys[0]", CACHE)]  # even of a loop that is not counted
+
+
+def test_a_state_that_is_read_and_written_counts_apart():
+    text = HEADER + BODY.replace("EXTRA\n", "").replace("SCOPE", "filters")
+    text = text.replace("state.cache.keys[0]", "state.cache.states[0].state")
+    counted = traffic(parse(text), (1000,))
+    assert counted.bytes["states"] == TOKEN and counted.bytes["cache_written"] == 0
+    copy = f"  %copied = {CACHE_LAYOUT} copy(%cache)\n"
+    copied = traffic(parse(text.replace("  %staged", copy + "  %staged", 1)), (1000,))
+    assert copied.bytes["states"] == TOKEN + 2 * CACHE
+
+
+@pytest.mark.parametrize(("pairs", "read"), [(3, 3), (40, 4)])
+def test_a_kernel_of_experts_reads_as_many_as_its_pairs_choose(pairs, read):
+    """A stack of 4 experts [128, 256]: at most one expert for each pair, and none twice."""
+    stack = "bf16[4,128,256]{2,1,0:T(8,128)(2,1)}"
+    made = "bf16[40,256]{1,0:T(8,128)(2,1)S(1)}"
+    extra = (
+        f"  %stack = {stack} bitcast(%kernel)\n"
+        f'  %experts = {made} custom-call(%stack), custom_call_target="tpu_custom_call", '
+        'frontend_attributes={ragged_dot_tiling="8,128,256"}, '
+        f'metadata={{op_name="jit(_run)/while/body/verify/mlp/pairs_{pairs}/ragged_dot_general"}}\n'
+    )
+    counted = traffic(program(extra), (1000,))
+    size = KERNEL + read * 128 * 256 * 2
+    assert counted.bytes["weights"] == size and counted.weights == {"target": size}
+
+
+def test_figures_of_all_layers_follow_from_two_numbers_of_them():
+    def cell(weights):
+        names = ("target_bytes", "active_bytes", "flops", "int8_operations", "argument_bytes",
+                 "scratch_bytes", "predicted_bytes")  # fmt: skip
+        return {
+            **dict.fromkeys(names, weights), "bytes_per_step": {"weights": weights, "other": 7},
+            "compile_seconds": 1.0, "copies": [],
+        }  # fmt: skip
+
+    made = extrapolated(cell(12), cell(22), (2, 4), 10, memory=100)
+    assert made["bytes_per_step"] == {"weights": 52, "other": 7} and made["flops"] == 52
+    assert not made["fits"] and made["missing_bytes"] == 4
+    assert made["compiled_layers"] == [2, 4] and made["compile_seconds"] == 2.0
+
+
+def test_published_targets_have_their_sizes():
+    """Parameters by the names of the models, those of one token included."""
+    billions = {"qwen3.5-4b": 4.2, "qwen3.5-35b-a3b": 34.7, "gpt-oss-20b": 20.9,
+                "glm-4.7-flash": 29.9}  # fmt: skip
+    assert set(NAMES) == set(billions)
+    for name, wanted in billions.items():
+        shapes = shapes_of(config_of(name))
+        found = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params)) / 1e9
+        assert found == pytest.approx(wanted, rel=0.01), (name, found)
+        assert shapes_of(config_of(name, 1024)).model.vocab_size == 1024
 
 
 def test_host_transfers_are_named():
@@ -343,6 +400,8 @@ def failure(capsys, *argv):
         (["--expect", "draft"], ["'draft'", "DRAFTER=ALPHA"]),
         (["--expect", "draft=2"], ["'draft=2'", "[0, 1]"]),
         (["--expect", "what=0.5"], ["'what=0.5'", "ngram"]),
+        (["--layers", "3"], ["--layers is [3]", "two numbers"]),
+        (["--layers", "4", "2"], ["--layers is [4, 2]", "smaller one first"]),
         (["--read", "nowhere.json"], ["--read nowhere.json"]),
         (["--measure", "--chips", "4"], ["--measure", "1b on 4", "--chips 1"]),
         (["--measure", "--target-config", "x"], ["--measure", "not x on 1"]),

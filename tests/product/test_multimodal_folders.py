@@ -74,6 +74,17 @@ CONFIGS = {
         {"mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
         {"audio_config": {"audio_embed_dim": 16}},
     ),
+    "llama4": (
+        {
+            **HEADS, "intermediate_size_mlp": 60, "num_local_experts": 3, "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2, "attention_chunk_size": 33, "floor_scale": 50,
+        },
+        {
+            **SIGLIP, "vision_output_dim": 16, "projector_input_dim": 16,
+            "projector_output_dim": 16,
+        },
+        {},
+    ),
     "mistral3": ({**HEADS, "model_type": "mistral", "sliding_window": None}, PIXTRAL, {}),
     "mistral3, ministral3, untied": (
         {**HEADS, "model_type": "ministral3", "rope_parameters": YARN},
@@ -160,7 +171,9 @@ def test_parity(case, published):
     name = f"nested-{case}-{published}".replace(" ", "").replace(",", "-")
     folder = transformers_folders.write(model, name, tokens=False, save_original_format=published)
     tokens = np.random.default_rng(0).integers(0, 96, (1, 500)).astype(np.int32)
-    wanted, loaded = theirs(model, tokens), specjax.load(folder)
+    # transformers 5.24 can only read Llama 4's folders with an image; its text model reads texts.
+    oracle = model.language_model if case == "llama4" else model
+    wanted, loaded = theirs(oracle, tokens), specjax.load(folder)
     assert wanted.std() > 0.3, "logits too flat to tell models apart"
     found = ours(loaded, tokens)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-5 * np.abs(wanted).max())

@@ -19,7 +19,7 @@ class ExpertNames:
     """The names of a sparse layer's tensors, after that of the layer."""
 
     block: str = "mlp"
-    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of an expert
+    parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # of an expert
     correction: str = "gate.e_score_correction_bias"
     correction_axes: int = 1  # of that tensor, of which the last has the experts
     shared: str = "shared_experts"
@@ -47,7 +47,8 @@ def sparse_tensors(
             shape = (*[1] * (names.correction_axes - 1), c.num_experts)
             there = f"{theirs}.{names.correction}"
             rows.append(Tensor(there, (*ours, "correction"), shape=shape, wide=True))
-        for part in ("gate", "up", "down") if c.shared_size else ():
+        parts = ("gate", "up", "down") if c.gated else ("up", "down")
+        for part in parts if c.shared_size else ():
             there = f"{theirs}.{names.shared}.{part}_proj"
             rows += dense(there, (*ours, "shared", part), c.mlp_bias)
         if c.shared_gate:

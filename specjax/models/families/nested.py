@@ -20,8 +20,8 @@ _PREFIXES = {
     "lm_head.": ("language_model.lm_head.", "lm_head."),
 }
 _PARTS = (
-    "visual.", "vision_tower.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio.",
-    "multi_modal_projector.",
+    "visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.",
+    "audio_tower.", "embed_audio.", "multi_modal_projector.",
 )  # fmt: skip
 _OTHERS = (*_PARTS, *(f"model.{part}" for part in _PARTS), "mtp.")
 """Beginnings of the names of what reads images and sounds, and of heads that draft."""
@@ -117,6 +117,7 @@ NESTED: dict[str, Nested] = {
         _GEMMA4,
         tied=True,
     ),
+    "llama4": Nested("Llama4ForConditionalGeneration", {"llama4_text": "llama4_text"}),
     "mistral3": Nested(
         "Mistral3ForConditionalGeneration",
         {"mistral": "mistral", "ministral3": "ministral3", "mistral4": "mistral4"},

@@ -1,8 +1,8 @@
 """Computes the chosen experts of each token, and reads no others.
 
-`jax.lax.ragged_dot` on a TPU is a kernel whose grid has the chosen experts only.  XLA:CPU makes of
-it a product with every expert, for which it masks and copies all of them: `in_tiles` is the form
-for arrays on one CPU.
+`jax.lax.ragged_dot` on a TPU is a kernel whose grid has the chosen experts only, if the number of
+rows is a multiple of 8; otherwise XLA makes of it a product with every expert.  XLA:CPU does so
+always, and masks and copies all of them: `in_tiles` is the form for arrays on one CPU.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from specjax.models.products import stacked_product
 class Stacks(NamedTuple):
     """The weights of a layer's experts, and their biases, if they have some."""
 
-    gate: Array | PackedKernel  # [E, H, I]
+    gate: Array | PackedKernel | None  # [E, H, I]; None: an expert has no gate
     up: Array | PackedKernel  # [E, H, I]
     down: Array | PackedKernel  # [E, I, H]
     biases: tuple[Array, Array, Array] | None = None  # [E, I], [E, I], [E, H]
 
 
-Gate = Callable[[Array, Array], Array]
-"""Maps the outputs of gate and up to the input of down."""
+Gate = Callable[[Array | None, Array], Array]
+"""Maps the outputs of gate, if there is one, and up to the input of down."""
+
+_ROWS_OF_KERNEL = 8
+"""The kernel of a TPU takes a multiple of it; rows of no expert fill up the last ones."""
 
 _LARGEST_TILE = 128
 _SMALLEST_TILE = 8
@@ -51,21 +54,25 @@ def grouped(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     Returns:
       [P, H] in the dtype of x.
     """
-    if isinstance(stacks.gate, PackedKernel):
+    if isinstance(stacks.up, PackedKernel):
         # `ragged_dot` would need the wide numbers of every expert in memory.
         return _in_tiles(inner, x, chosen, stacks, False)
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
-    sizes = jnp.bincount(flat, length=len(stacks.gate)).astype(jnp.int32)
-    rows, expert = x[order], flat[order]
+    sizes = jnp.bincount(flat, length=len(stacks.up)).astype(jnp.int32)
+    more = -len(flat) % _ROWS_OF_KERNEL
+    rows, expert = jnp.pad(x[order], ((0, more), (0, 0))), jnp.pad(flat[order], (0, more))
 
     def product(rows: Array, stack: Array | PackedKernel, which: int) -> Array:
         assert isinstance(stack, jax.Array)
         y = jax.lax.ragged_dot(rows, stack, sizes)
         return y if stacks.biases is None else y + stacks.biases[which][expert]
 
-    hidden = inner(product(rows, stacks.gate, 0), product(rows, stacks.up, 1))
-    return product(hidden, stacks.down, 2)[_inverse(order)]
+    with jax.named_scope(f"pairs_{len(flat)}"):  # that `bench.tpu` counts
+        gate = None if stacks.gate is None else product(rows, stacks.gate, 0)
+        hidden = inner(gate, product(rows, stacks.up, 1))
+        out = product(hidden, stacks.down, 2)
+    return out[_inverse(order)]
 
 
 def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
@@ -75,7 +82,7 @@ def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     of its expert do, or in a later tile of them; where it ends behind them, the next tile writes
     over what it computed too much.
     """
-    if isinstance(stacks.gate, PackedKernel):
+    if isinstance(stacks.up, PackedKernel):
         return _in_tiles(inner, x, chosen, stacks)
     return _dense_in_tiles(inner, x, chosen, stacks)
 
@@ -95,7 +102,7 @@ def _(
 
 
 def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks, alone: bool = True) -> Array:
-    experts, (tokens, count) = len(stacks.gate), chosen.shape
+    experts, (tokens, count) = len(stacks.up), chosen.shape
     pairs = tokens * count
     size = tile_size(tokens, count, experts)
     flat = chosen.reshape(-1)
@@ -117,7 +124,8 @@ def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks, alone: bool 
             y = stacked_product(rows, stack, e, alone)
             return y if stacks.biases is None else y + stacks.biases[which][e].astype(y.dtype)
 
-        hidden = inner(product(mine, stacks.gate, 0), product(mine, stacks.up, 1))
+        gate = None if stacks.gate is None else product(mine, stacks.gate, 0)
+        hidden = inner(gate, product(mine, stacks.up, 1))
         added = product(hidden.astype(x.dtype), stacks.down, 2)
         return jax.lax.dynamic_update_slice_in_dim(out, added, at, 0)
 

@@ -6,17 +6,23 @@ import dataclasses
 from collections.abc import Callable
 from typing import NoReturn
 
-import jax
 from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
 from specjax._internal.checks import flag, whole
-from specjax._internal.platforms import on_cpu
 from specjax.caches import Memory
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import Mixer, TransformerConfig
-from specjax.models.layers import Dense, Norm, named_param, residual_scale, scaled, unit_rms
+from specjax.models.layers import (
+    Dense,
+    Norm,
+    apart,
+    named_param,
+    residual_scale,
+    scaled,
+    unit_rms,
+)
 from specjax.models.rope import rotate
 
 Rotations = tuple[Array, ...] | None
@@ -88,14 +94,15 @@ class Attention(nn.Module):
 
         def project(name: str, heads: int) -> Array:
             axis = "heads" if name == "q" else "kv_heads"
-            y = self.dense(
+            dense = self.dense(
                 heads * s.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, name=name
-            )(x)
-            # Otherwise a TPU turns the kernel, so that its product lies as the heads are read.
-            return on_cpu(lambda y: y, jax.lax.optimization_barrier, y)
+            )
+            return apart(dense(x))
+
+        turns = rotations is not None and rotations[0].shape[-1] > 0
 
         def turned(y: Array) -> Array:
-            return y if rotations is None else rotate(y, rotations, c.interleaved)
+            return rotate(y, rotations, c.interleaved) if rotations and turns else y
 
         def prepared(name: str, y: Array, heads: int) -> Array:
             axis = "heads" if name == "q" else "kv_heads"
@@ -107,6 +114,8 @@ class Attention(nn.Module):
                 y = Norm(c, "rms", "head_dim", name=f"{name}_norm")(y)
             if c.qk_norm == "heads":
                 y = Norm(c, "centred", (axis, "head_dim"), name=f"{name}_norm")(y)
+            if c.qk_norm == "unit" and turns:
+                y = unit_rms(y, c.norm_eps).astype(y.dtype)
             return y if c.qk_norm_last else turned(y)
 
         query = prepared("q", project("q", c.num_heads), c.num_heads)

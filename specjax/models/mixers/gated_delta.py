@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from specjax._internal.checks import flag, real, settle, whole
 from specjax.caches import LayerState, Staged
 from specjax.models.config import Mixer, TransformerConfig
-from specjax.models.layers import Dense, named_param, residual_scale
+from specjax.models.layers import Dense, apart, named_param, residual_scale
 from specjax.models.mixers.attention import Rotations
 from specjax.models.mixers.convolution import convolve
 from specjax.models.mixers.outer_products import read
@@ -113,7 +113,7 @@ class GatedDeltaNet(nn.Module):
         assert state is not None
         out, updates, totals = read(state, query * m.key_dim**-0.5, key, value, gate, beta, visible)
         staged = memory.stage(Staged(inputs, key, updates, totals))
-        z = project("z", values).reshape(out.shape).astype(jnp.float32)
+        z = apart(project("z", values)).reshape(out.shape).astype(jnp.float32)
         eps = c.norm_eps if m.norm_eps is None else m.norm_eps
         out = out * jax.lax.rsqrt(jnp.mean(out * out, axis=-1, keepdims=True) + eps)
         weight = small("norm", 1.0, m.value_dim, "value_dim")

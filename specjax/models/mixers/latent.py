@@ -20,18 +20,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import NoReturn
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
 from specjax._internal.checks import real, whole
-from specjax._internal.platforms import on_cpu
 from specjax.caches import Memory
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import Mixer, TransformerConfig
-from specjax.models.layers import Dense, Norm, named_param, residual_scale
+from specjax.models.layers import Dense, Norm, apart, named_param, residual_scale
 from specjax.models.mixers.attention import Rotations
 from specjax.models.products import dot_general, float32_dot_general
 from specjax.models.rope import rotate
@@ -94,9 +92,7 @@ class LatentAttention(nn.Module):
         heads, wide = c.num_heads, c.num_heads * s.key_dim
 
         def project(name: str, y: Array, features: int, axes: tuple[str, str], bias: bool) -> Array:
-            y = self.dense(features, axes, bias, c.init_scale, name=name)(y)
-            # Otherwise a TPU turns the kernel, so that its product lies as the heads are read.
-            return on_cpu(lambda y: y, jax.lax.optimization_barrier, y)
+            return apart(self.dense(features, axes, bias, c.init_scale, name=name)(y))
 
         def norm(name: str, y: Array) -> Array:
             return Norm(c, "rms", "latent", s.norm_eps, name=name)(y)

@@ -29,7 +29,7 @@ from bench.tpu.traffic import host_transfers, traffic
 from specjax import RULES, Decoder, Params, TransformerConfig
 from specjax.caches import kv
 from specjax.methods.eagle3 import network as eagle3
-from specjax.models import transformer
+from specjax.models import layers
 from specjax.parallel import device_bytes
 
 CONFIG = TransformerConfig(
@@ -120,7 +120,7 @@ def test_a_step_copies_no_cache_and_no_weight(proposer):
 
 
 @pytest.mark.parametrize(
-    ("module", "proposer", "least"), [(kv, "tree", leaf_bytes()), (transformer, "ngram", 1)]
+    ("module", "proposer", "least"), [(kv, "tree", leaf_bytes()), (layers, "ngram", 1)]
 )
 def test_the_form_for_a_cpu_would_copy(monkeypatch, module, proposer, least):
     """The law above sees its faults: tokens written as integers copy caches, and projections
@@ -130,7 +130,7 @@ def test_the_form_for_a_cpu_would_copy(monkeypatch, module, proposer, least):
         jax.clear_caches()
         counted = traffic(parse(compiled.__wrapped__(proposer).text), (CONFIG.vocab_size,))
     jax.clear_caches()
-    is_weight = module is transformer
+    is_weight = module is layers
     copies = [n for path, n in counted.copies if path.startswith("params.") == is_weight]
     assert max(copies, default=0) >= least
 
