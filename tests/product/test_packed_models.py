@@ -2,6 +2,7 @@
 
 import json
 
+import eagle3_folders
 import folders
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 import specjax
 from specjax import LanguageModel
+from specjax.cli import main
 from specjax.models import FAMILIES, LinenModel, Packed, Transformer, is_packed
 from specjax.models.packed import holds_packed
 
@@ -65,6 +67,20 @@ def test_speculation_changes_no_text(format, temperature):
     draft = specjax.load(folders.write(folders.random_llama(4), "packed-draft", tokens=False))
     for own in (draft, model):
         assert texts(model, proposer="draft", draft=own, num_drafts=3, **how) == expected
+
+
+@pytest.mark.parametrize("format", ["gptq", "fp8"])
+def test_a_published_head_drafts_for_a_packed_target(tmp_path, format):
+    """An EAGLE-3 head that is not packed reads the target's layers, and changes no text."""
+    made = packed_folders.packed(eagle3_folders.target_model(), format)
+    made.save_pretrained(tmp_path)
+    target = specjax.load(tmp_path)
+    assert holds_packed(target.params)
+    drafter = specjax.load_drafter(eagle3_folders.folder("speculators"), target)
+    for temperature in (0.0, 1.0):
+        how = {"temperature": temperature, "seed": 3}
+        expected = texts(target, proposer="none", **how)
+        assert texts(target, drafter=drafter, **how) == expected
 
 
 def test_layers_that_are_left_out(tmp_path):
@@ -276,3 +292,14 @@ def test_one_file_says_nothing(tmp_path):
     assert holds_packed(specjax.load(folder).params)
     tensors = packed_folders.read_tensors(folder)
     assert any(tensor.dtype == ml_dtypes.float8_e4m3fn for tensor in tensors.values())
+
+
+def test_inspect_describes_packed_weights(capsys):
+    """From headers: the formats, and the matrices that have them."""
+    folder = packed_folders.write("fp8", "packed-mixed", plain=r"layers\.1\.|o_proj")
+    main(["inspect", str(folder), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["method"] == "fp8" and told["formats"] == {"FP8": 6}
+    assert told["parameters"] == specjax.load(folder).num_params
+    main(["inspect", str(folder)])
+    assert "fp8: 6 matrices in FP8; 15 plain tensors" in capsys.readouterr().out
