@@ -6,6 +6,7 @@ import eagle3_folders
 import folders
 import jax
 import jax.numpy as jnp
+import lora_folders
 import ml_dtypes
 import numpy as np
 import packed_folders
@@ -102,6 +103,26 @@ def test_some_layers_and_one_more_quantisation():
     rounded = specjax.quantise(specjax.load(folder))
     assert not holds_packed(rounded.params)
     close(rounded, specjax.quantise(specjax.load(folder, dequantise=True)), 1e-4)
+
+
+def test_a_lora_is_merged_into_dequantised_matrices(tmp_path):
+    """The matrices that it changes are plain, and the others stay packed."""
+    folder = packed_folders.write("gptq", "packed-gptq")
+    plain, rng, arrays = specjax.load(folder, dequantise=True), np.random.default_rng(0), {}
+    module = "model.layers.1.mlp.down_proj"
+    arrays["A"], arrays["B"] = lora_folders.pair(rng, 64, 96)
+    names = {end: f"base_model.model.{module}.lora_{end}.weight" for end in "AB"}
+    made = {names[end]: array for end, array in arrays.items()}
+    adapter = lora_folders.write(tmp_path / "lora", made, target_modules=["down_proj"])
+    model = specjax.load(folder, lora=adapter)
+    held = {name for name, leaf in leaves(model).items() if isinstance(leaf, Packed)}
+    assert len(held) == 2 * 7 - 1
+    assert "layer_1/mlp/down/kernel" not in held
+    merged = plain.params["layer_1"]["mlp"]["down"]["kernel"].T
+    merged = merged + 5 / lora_folders.RANK * arrays["B"] @ arrays["A"]
+    there = leaves(model)["layer_1/mlp/down/kernel"].T
+    np.testing.assert_allclose(there, merged, atol=1e-5)
+    close(model, specjax.load(folder, lora=adapter, dequantise=True))
 
 
 def same_numbers(model, other):
