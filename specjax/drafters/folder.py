@@ -24,7 +24,7 @@ from specjax.files import (
     listed,
     open_tensors,
     read_json,
-    refuse_quantised,
+    read_scheme,
     replacing,
     weight_files,
     write_rows,
@@ -285,16 +285,18 @@ def _refuse_others(folder: pathlib.Path) -> None:
 def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:
     """Returns the name of a folder's format, its configuration, and its tensors without "model.".
 
-    Only headers are read.
+    Only headers are read, and of packed matrices (`files.packed`) the scales.
 
     Raises:
       ValueError, OSError: as `load_drafter`.
     """
     config = read_json(folder / "config.json")
-    refuse_quantised(folder, "quantization_config" in config)
+    scheme = read_scheme(folder, config)
     tensors, faults = open_tensors(_weights(folder))
+    if scheme is not None and not faults:
+        tensors, faults = scheme.open(tensors)
     if faults:
-        raise ValueError(f"the weights in {folder} are ambiguous:\n  " + "\n  ".join(faults))
+        raise ValueError(f"the weights in {folder} cannot be read:\n  {listed(faults)}")
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     return recognised(folder, config, tensors), config, tensors
 

@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -72,6 +73,8 @@ _RANGES = {
     "repetition_penalty": real(above=0.0),
 }
 """The sampling defaults that `generate` accepts."""
+
+_PACKED = re.compile(r"\.(qweight|weight_packed)$")
 
 _FILES = (CONFIG, _GENERATION, *TOKENIZER)
 
@@ -235,7 +238,9 @@ def _count_mtp(folder: pathlib.Path, layers: int) -> int:
     """Returns the number of MTP layers beside the `layers` layers of a folder's model."""
     if not (folder / SINGLE).exists() and not (folder / INDEX).exists():
         return 0
-    found = mtp_layout(open_tensors(weight_files(folder))[0], layers)
+    names = open_tensors(weight_files(folder))[0]
+    # The matrix may be packed, in tensors of other names.
+    found = mtp_layout((_PACKED.sub(".weight", name) for name in names), layers)
     return 0 if found is None else found[1]
 
 
