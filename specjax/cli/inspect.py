@@ -53,10 +53,13 @@ class InspectOptions(Options):
 def main(prog: str, argv: list[str]) -> None:
     arguments = parse(InspectOptions, argv, prog=prog)
     folder = find_folder(arguments.folder)
-    if read_scheme(folder, read_json(folder / CONFIG)) is not None:
-        _describe_packed(folder, arguments)
+    try:
+        name, config, tensors = open_drafter(folder)
+    except ValueError:
+        if read_scheme(folder, read_json(folder / CONFIG)) is None:
+            raise
+        _describe_packed(folder, arguments)  # it is no drafter
         return
-    name, config, tensors = open_drafter(folder)
     target = None if arguments.target is None else _abstract(arguments.target)
     found = METHODS[name].format.describe(config, tensors, target)
     if found.tensors is not None:

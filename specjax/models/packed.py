@@ -3,9 +3,10 @@
     w[o, i] = (code[o, i] - zero[o, g]) * scale[o, g],   g = i // group
 
 A code is a whole number, a number of e4m3 (FP8), or one of e2m1 (FP4).  A product widens the codes
-where it reads them.  On an accelerator XLA does so inside the fusion that multiplies.  XLA:CPU
-would write the wide matrix to memory first, so there the product takes a few outputs at a time, and
-their wide rows stay in the cache.
+where it reads them.  On an accelerator XLA does so inside the fusion that multiplies, if the codes
+lie in groups [groups, inputs of a group, out] and the product sums over two axes: of [out, in] XLA
+for a TPU would write the wide matrix first.  XLA:CPU would write it in any case, so there the codes
+are [out, in], the product takes a few outputs at a time, and their wide rows stay in the cache.
 
 The wide numbers are computed in float32 and rounded once to the dtype of the activations, so they
 are those of a matrix that was dequantised when it was loaded.  Where a format divides the scales by
@@ -45,6 +46,9 @@ class Packed(nn.meta.AxisMetadata):
 
     Linen unboxes it when the module asks for the parameter.
 
+    In groups, codes are [..., groups, inputs of a group, out], with codes of 0 after the last
+    input, and what is [..., out, n] below is [..., n, out].
+
     Attributes:
       codes: [..., out, in] in int8, uint8, uint4 or float8_e4m3fn; or, if `pairs` is set,
         [..., out, in / 2] in uint8, with input 2i in the low half of byte i and 2i + 1 in the high.
@@ -53,9 +57,11 @@ class Packed(nn.meta.AxisMetadata):
       whole: [..., out, 1], a second factor of the scales, or None.
       order: [..., in]: input i of the codes is number order[i] of the activations; None: in order.
       offset: is subtracted from every code, besides its zero.
+      inputs: of the matrix.
       group: the number of inputs that share a scale; the last group may have fewer.
       fp4: the codes are numbers of e2m1.
       pairs: two codes of 4 bits are a byte.
+      in_groups: the codes lie in groups.
       turned: the module's matrix is [in, out].
     """
 
@@ -65,22 +71,26 @@ class Packed(nn.meta.AxisMetadata):
     whole: Array | None
     order: Array | None
     offset: int = struct.field(pytree_node=False)
+    inputs: int = struct.field(pytree_node=False)
     group: int = struct.field(pytree_node=False)
     fp4: bool = struct.field(pytree_node=False)
     pairs: bool = struct.field(pytree_node=False)
+    in_groups: bool = struct.field(pytree_node=False)
     turned: bool = struct.field(pytree_node=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the matrix as the module has it."""
-        *stack, outputs, inputs = self.codes.shape
-        inputs *= 2 if self.pairs else 1
-        return (*stack, inputs, outputs) if self.turned else (*stack, outputs, inputs)
+        *stack, outputs, _ = self.codes.shape
+        if self.in_groups:
+            *stack, _, _, outputs = self.codes.shape
+        sizes = self.inputs, outputs
+        return (*stack, *(sizes if self.turned else sizes[::-1]))
 
     @property
     def ndim(self) -> int:
         """The number of axes of the matrix."""
-        return self.codes.ndim
+        return self.codes.ndim - (1 if self.in_groups else 0)
 
     @property
     def size(self) -> int:
@@ -102,11 +112,17 @@ class Packed(nn.meta.AxisMetadata):
 
     def dense(self, dtype: DTypeLike) -> Array:
         """Returns the matrix as the module has it, in `dtype`."""
-        low, high = _widened(self, False)
-        wide = low
-        if high is not None:
-            both = jnp.stack([low, high], axis=-1)
-            wide = both.reshape(*low.shape[:-1], -1)
+        if self.in_groups:
+            groups = _widened_groups(self)
+            *stack, count, size, outputs = groups.shape
+            wide = groups.reshape(*stack, count * size, outputs)[..., : self.inputs, :]
+            wide = wide.swapaxes(-1, -2)
+        else:
+            low, high = _widened(self, False)
+            wide = low
+            if high is not None:
+                both = jnp.stack([low, high], axis=-1)
+                wide = both.reshape(*low.shape[:-1], -1)
         if self.order is not None:
             places = jnp.argsort(self.order, axis=-1)
             wide = jnp.take_along_axis(wide, places[..., None, :], axis=-1)
@@ -174,6 +190,9 @@ def _product(
         x = jnp.take(x, order, axis=-1)
         packed = dataclasses.replace(packed, order=None)
 
+    if packed.in_groups:
+        return _fused(x, one(packed), result)
+
     def fused(x: Array, packed: Packed) -> Array:
         return _multiplied(x, one(packed), x.dtype, False, result)
 
@@ -186,6 +205,30 @@ def _product(
         return y.astype(result).reshape(*x.shape[:-1], -1)
 
     return on_cpu(cpu, fused, x, packed)
+
+
+def _fused(x: Array, packed: Packed, result: DTypeLike) -> Array:
+    """Computes x [..., in] times a matrix whose codes lie in groups."""
+    wide = _widened_groups(packed).astype(x.dtype)
+    groups, size, _ = wide.shape
+    x = jnp.pad(x, (*[(0, 0)] * (x.ndim - 1), (0, groups * size - packed.inputs)))
+    parts = x.reshape(*x.shape[:-1], groups, size)
+    summed = ((parts.ndim - 2, parts.ndim - 1), (0, 1)), ((), ())
+    y = jax.lax.dot_general(parts, wide, summed, preferred_element_type=jnp.float32)
+    return y.astype(result)
+
+
+def _widened_groups(packed: Packed) -> Array:
+    """Returns [..., groups, inputs of a group, out] in float32."""
+    scales = _scale(packed.scales, False)
+    if packed.whole is not None:
+        scales = scales * packed.whole
+    wide = _decoder(packed, False)(packed.codes)
+    if packed.offset:
+        wide = wide - packed.offset
+    if packed.zeros is not None:
+        wide = wide - packed.zeros.astype(jnp.float32)[..., None, :]
+    return wide * scales[..., None, :]
 
 
 def _in_tiles(x: Array, packed: Packed, rounded: DTypeLike, number: Array | None) -> Array:
@@ -257,7 +300,7 @@ def _widened(packed: Packed, cpu: bool) -> tuple[Array, Array | None]:
 
 def _decoder(packed: Packed, cpu: bool) -> Callable[[Array], Array]:
     if packed.fp4:
-        return _fp4
+        return _fp4_on_cpu if cpu else _fp4
     if packed.codes.dtype == jnp.float8_e4m3fn and cpu:
         return _fp8
     return lambda codes: codes.astype(jnp.float32)
@@ -278,8 +321,17 @@ def _fp8(codes: Array) -> Array:
     of float16 with these bits is 2^8 times smaller.
     """
     bits = jax.lax.bitcast_convert_type(codes, jnp.uint8).astype(jnp.uint16)
-    moved = ((bits & 0x7F) << 7) | ((bits & 0x80) << 8)
-    return jax.lax.bitcast_convert_type(moved, jnp.float16).astype(jnp.float32) * 256.0
+    return _of_float16(((bits & 0x7F) << 7) | ((bits & 0x80) << 8), 2.0**8)
+
+
+def _fp4_on_cpu(codes: Array) -> Array:
+    """Returns numbers of e2m1 in float32, as `_fp8` those of e4m3."""
+    bits = codes.astype(jnp.uint16)
+    return _of_float16(((bits & 7) << 9) | ((bits & 8) << 12), 2.0**14)
+
+
+def _of_float16(bits: Array, factor: float) -> Array:
+    return jax.lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32) * factor
 
 
 def _fp4(codes: Array) -> Array:

@@ -87,7 +87,7 @@ def stacked_product(
     """
     if isinstance(stack, PackedKernel):
         return stack.product_with(x, number, alone)
-    if kernels.takes_stacked(stack) and len(x) <= kernels.most_rows(stack.dtype.name):
+    if alone and kernels.takes_stacked(stack) and len(x) <= kernels.most_rows(stack.dtype.name):
         return kernels.few_rows_of(x, stack, number)
     cut = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
     if stack.dtype != jnp.bfloat16:

@@ -95,7 +95,9 @@ class ModelOptions(Options):
         names=("--adapter",),
     )
     dtype: str | None = option(
-        None, "float32, bfloat16 or float16; default: float32 on a CPU, else bfloat16"
+        None,
+        "float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16), or int4 for the "
+        "matrices of linear maps",
     )
 
 

@@ -198,11 +198,15 @@ def test_quantised(folder):
         ("fp8", "weight_block_size", [128], "weight_block_size is [128]"),
         ("modelopt", "quant_algo", "W4A8_AWQ", 'quant_algo is "W4A8_AWQ"'),
         ("compressed-tensors", "format", "marlin-24", 'format is "marlin-24"'),
+        ("compressed-tensors", "format", [], "format is []"),
+        ("compressed-tensors", "config_groups", [1], "config_groups is [1]"),
+        ("gptq", "dynamic", [3], "dynamic is [3]"),
+        ("gptq", "bits", [], "bits is []"),
+        ("awq", "version", {"a": 1}, "version is {'a': 1}"),
     ]
     for method, name, value, message in fields:
-        settings = {"quant_method": method, "bits": 4, name: value}
-        if method not in ("gptq", "awq"):
-            del settings["bits"]
+        base = {"compressed-tensors": {"format": "pack-quantized"}, "fp8": {}, "modelopt": {}}
+        settings = {"quant_method": method, **base.get(method, {"bits": 4}), name: value}
         folders.edit(folder, quantization_config=settings)
         refused(ValueError, folder, message, "config.json", "unquantised")
 

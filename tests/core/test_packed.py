@@ -143,7 +143,10 @@ def test_codes_are_read_as_they_are():
     assert leaf.pairs and leaf.order is not None and leaf.codes.dtype == jnp.uint8
     assert leaf.codes.shape == (40, 48)
     assert leaf.scales.dtype == jnp.float16
-    assert held(matrix, "tpu").codes.dtype == jnp.uint4
+    grouped = held(matrix, "tpu")
+    assert (grouped.codes.dtype, grouped.codes.shape) == (jnp.uint4, (3, 32, 40))
+    assert grouped.scales.shape == (3, 40)
+    assert held(opened("fp8-partial-blocks")[0], "tpu").codes.shape == (3, 32, 40)
     assert held(opened("fp8-blocks")[0]).codes.dtype == ml_dtypes.float8_e4m3fn
     assert held(opened("gptq-symmetric")[0]).zeros is None
     assert held(opened("mxfp4")[0]).scales.dtype == jnp.uint8

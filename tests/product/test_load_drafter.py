@@ -134,7 +134,9 @@ REFUSED = {
         {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, keep, 'rope_type is "spiral"',
     ),
     "a switch that is a word": ({"norm_output": "yes"}, keep, 'norm_output is "yes"'),
-    "a quantised head": ({"quantization_config": {"quant_method": "bitsandbytes"}}, keep, "is quantised"),
+    "a quantised head": (
+        {"quantization_config": {"quant_method": "bitsandbytes"}}, keep, "is quantised",
+    ),
     "absolute ids": (
         {}, lambda t: t.update(d2t=t["d2t"] + np.arange(200)), "d2t holds offsets",
     ),

@@ -2,9 +2,11 @@
 
 import json
 
+import eagle3_folders
 import folders
 import jax
 import jax.numpy as jnp
+import lora_folders
 import ml_dtypes
 import numpy as np
 import packed_folders
@@ -12,6 +14,7 @@ import pytest
 
 import specjax
 from specjax import LanguageModel
+from specjax.cli import main
 from specjax.models import FAMILIES, LinenModel, Packed, Transformer, is_packed
 from specjax.models.packed import holds_packed
 
@@ -39,8 +42,11 @@ def texts(model, **how):
     return specjax.generate(model, [IDS[:9], IDS[4:17]], max_new_tokens=24, **how).tokens
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("format", packed_folders.FORMATS)
+@pytest.mark.parametrize(
+    ("format", "dtype"),
+    [(format, "float32") for format in packed_folders.FORMATS]
+    + [(format, "bfloat16") for format in ("act-order", "fp8", "nvfp4")],
+)
 def test_logits_are_those_of_the_dequantised_model(format, dtype):
     """Every linear map of a layer stays packed, and the output matrix is plain."""
     folder = packed_folders.write(format, f"packed-{format}")
@@ -54,7 +60,7 @@ def test_logits_are_those_of_the_dequantised_model(format, dtype):
     assert model.num_params == plain.num_params
 
 
-@pytest.mark.parametrize("format", packed_folders.FORMATS)
+@pytest.mark.parametrize("format", ["act-order", "awq", "fp8", "nvfp4"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_speculation_changes_no_text(format, temperature):
     """With one key, plain decoding, prompt lookup and a draft model give the same tokens."""
@@ -65,6 +71,20 @@ def test_speculation_changes_no_text(format, temperature):
     draft = specjax.load(folders.write(folders.random_llama(4), "packed-draft", tokens=False))
     for own in (draft, model):
         assert texts(model, proposer="draft", draft=own, num_drafts=3, **how) == expected
+
+
+@pytest.mark.parametrize("format", ["gptq", "fp8"])
+def test_a_published_head_drafts_for_a_packed_target(tmp_path, format):
+    """An EAGLE-3 head that is not packed reads the target's layers, and changes no text."""
+    made = packed_folders.packed(eagle3_folders.target_model(), format)
+    made.save_pretrained(tmp_path)
+    target = specjax.load(tmp_path)
+    assert holds_packed(target.params)
+    drafter = specjax.load_drafter(eagle3_folders.folder("speculators"), target)
+    for temperature in (0.0, 1.0):
+        how = {"temperature": temperature, "seed": 3}
+        expected = texts(target, proposer="none", **how)
+        assert texts(target, drafter=drafter, **how) == expected
 
 
 def test_layers_that_are_left_out(tmp_path):
@@ -86,6 +106,26 @@ def test_some_layers_and_one_more_quantisation():
     rounded = specjax.quantise(specjax.load(folder))
     assert not holds_packed(rounded.params)
     close(rounded, specjax.quantise(specjax.load(folder, dequantise=True)), 1e-4)
+
+
+def test_a_lora_is_merged_into_dequantised_matrices(tmp_path):
+    """The matrices that it changes are plain, and the others stay packed."""
+    folder = packed_folders.write("gptq", "packed-gptq")
+    plain, rng, arrays = specjax.load(folder, dequantise=True), np.random.default_rng(0), {}
+    module = "model.layers.1.mlp.down_proj"
+    arrays["A"], arrays["B"] = lora_folders.pair(rng, 64, 96)
+    names = {end: f"base_model.model.{module}.lora_{end}.weight" for end in "AB"}
+    made = {names[end]: array for end, array in arrays.items()}
+    adapter = lora_folders.write(tmp_path / "lora", made, target_modules=["down_proj"])
+    model = specjax.load(folder, lora=adapter)
+    held = {name for name, leaf in leaves(model).items() if isinstance(leaf, Packed)}
+    assert len(held) == 2 * 7 - 1
+    assert "layer_1/mlp/down/kernel" not in held
+    merged = plain.params["layer_1"]["mlp"]["down"]["kernel"].T
+    merged = merged + 5 / lora_folders.RANK * arrays["B"] @ arrays["A"]
+    there = leaves(model)["layer_1/mlp/down/kernel"].T
+    np.testing.assert_allclose(there, merged, atol=1e-5)
+    close(model, specjax.load(folder, lora=adapter, dequantise=True))
 
 
 def same_numbers(model, other):
@@ -276,3 +316,14 @@ def test_one_file_says_nothing(tmp_path):
     assert holds_packed(specjax.load(folder).params)
     tensors = packed_folders.read_tensors(folder)
     assert any(tensor.dtype == ml_dtypes.float8_e4m3fn for tensor in tensors.values())
+
+
+def test_inspect_describes_packed_weights(capsys):
+    """From headers: the formats, and the matrices that have them."""
+    folder = packed_folders.write("fp8", "packed-mixed", plain=r"layers\.1\.|o_proj")
+    main(["inspect", str(folder), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["method"] == "fp8" and told["formats"] == {"FP8": 6}
+    assert told["parameters"] == specjax.load(folder).num_params
+    main(["inspect", str(folder)])
+    assert "fp8: 6 matrices in FP8; 15 plain tensors" in capsys.readouterr().out

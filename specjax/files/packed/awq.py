@@ -48,7 +48,7 @@ def _open(parts: Parts, config: Config) -> PackedTensor:
         return Packed(codes, Scales(np.ascontiguousarray(raw(scale).T)), group, 4, zero)
 
     named = {"codes": words, "zeros": zeros, "scale": scale}
-    return packed_tensor((outputs, inputs), "AWQ", named, read, groups)
+    return packed_tensor((outputs, inputs), "AWQ", named, read, group)
 
 
 AWQ = Format("AWQ", "qweight", ("I32",), "weight", (("qzeros",), ("scales",)), (), _open)

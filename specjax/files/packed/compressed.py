@@ -73,7 +73,7 @@ def _open_int8(parts: Parts, config: Config) -> PackedTensor:
 
     named = {"codes": codes, "scale": scale} | ({} if zero is None else {"zero": zero})
     named |= {} if order is None else {"order": parts[_INDEX]}
-    return packed_tensor(codes.shape, "compressed-tensors int8", named, read, groups)
+    return packed_tensor(codes.shape, "compressed-tensors int8", named, read, group)
 
 
 def _open_words(parts: Parts, config: Config) -> PackedTensor:
@@ -104,7 +104,7 @@ def _open_words(parts: Parts, config: Config) -> PackedTensor:
 
     named = {"codes": words, "scale": scale} | ({} if zero is None else {"zero": zero})
     named |= {} if order is None else {"order": parts[_INDEX]}
-    return packed_tensor((outputs, inputs), f"compressed-tensors int{bits}", named, read, groups)
+    return packed_tensor((outputs, inputs), f"compressed-tensors int{bits}", named, read, group)
 
 
 INT8 = Format(

@@ -44,7 +44,7 @@ def _open_experts(parts: Parts, config: Config) -> PackedTensor:
         return Packed(codes, Scales(raw(scale)), _MX, 4, fp4=True)
 
     named = {"codes": blocks, "scale": scale}
-    return packed_tensor((*stack, inputs, outputs), "MXFP4", named, read, count, turned=True)
+    return packed_tensor((*stack, inputs, outputs), "MXFP4", named, read, _MX, turned=True)
 
 
 def _open_mx(parts: Parts, config: Config) -> PackedTensor:
@@ -54,7 +54,7 @@ def _open_mx(parts: Parts, config: Config) -> PackedTensor:
     def read() -> Packed:
         return Packed(nibbles(raw(codes)), Scales(raw(scale)), _MX, 4, fp4=True)
 
-    return packed_tensor(shape, "MXFP4", {"codes": codes, "scale": scale}, read, shape[1] // _MX)
+    return packed_tensor(shape, "MXFP4", {"codes": codes, "scale": scale}, read, _MX)
 
 
 def _open_nv(parts: Parts, config: Config) -> PackedTensor:
@@ -72,7 +72,7 @@ def _open_nv(parts: Parts, config: Config) -> PackedTensor:
         return Packed(nibbles(raw(codes)), Scales(raw(scale), whole, divided), _NV, 4, fp4=True)
 
     named = {"codes": codes, "scale": scale, "whole": parts[name]}
-    return packed_tensor(shape, "NVFP4", named, read, shape[1] // _NV)
+    return packed_tensor(shape, "NVFP4", named, read, _NV)
 
 
 EXPERTS = Format("MXFP4", "_blocks", ("U8",), "", (("_scales",),), (), _open_experts)

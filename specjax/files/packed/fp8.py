@@ -47,9 +47,7 @@ def _open(parts: Parts, config: Config) -> PackedTensor:
         each = np.broadcast_to(each, (*stack, outputs, each.shape[-1]))
         return Packed(raw(codes), Scales(each), group, 8)
 
-    return packed_tensor(
-        codes.shape, "FP8", {"codes": codes, "scale": scale}, read, -(-inputs // group)
-    )
+    return packed_tensor(codes.shape, "FP8", {"codes": codes, "scale": scale}, read, group)
 
 
 FP8 = Format("FP8", "", ("F8_E4M3",), "", ((_INVERSE, _SCALE),), (), _open)

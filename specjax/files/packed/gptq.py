@@ -60,7 +60,7 @@ def _open(parts: Parts, config: Config) -> PackedTensor:
 
     named = {"codes": words, "zeros": zeros, "scale": scale}
     named |= {} if order is None else {"order": parts["g_idx"]}
-    return packed_tensor((outputs, inputs), f"GPTQ int{bits}", named, read, groups)
+    return packed_tensor((outputs, inputs), f"GPTQ int{bits}", named, read, group)
 
 
 GPTQ = Format("GPTQ", "qweight", ("I32",), "weight", (("qzeros",), ("scales",)), ("g_idx",), _open)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import jax
 import ml_dtypes
@@ -76,11 +76,10 @@ def check_shards(
     tensor = cast(PackedTensor, stored[name])
     if "order" in tensor.parts:
         return f"{name} has its inputs in an order of its own (act-order)"
-    groups = tensor.groups
-    if groups > 1 and (inputs % groups or mine % (inputs // groups)):
+    if tensor.group < inputs and mine % tensor.group:
         return (
-            f"{name} has {inputs} inputs in {groups} groups, and each of {inputs // mine} devices "
-            f"would hold {mine / (inputs / groups):g} groups"
+            f"{name} has groups of {tensor.group} inputs, and each of {inputs // mine} devices "
+            f"would hold {mine / tensor.group:g} groups"
         )
     return None
 
@@ -228,45 +227,75 @@ def _stacked(pieces: Sequence[Packed]) -> Packed:
 
 def _placed(matrix: Packed, turned: bool, at: NamedSharding | None, platform: str) -> Held:
     codes, offset, zeros = matrix.codes, matrix.offset, matrix.zeros
-    inputs = codes.shape[-1]
-    pairs = False
-    if matrix.bits == 4 and platform != "cpu":
+    inputs, groups = codes.shape[-1], matrix.scales.each.shape[-1]
+    pairs, in_groups = False, platform != "cpu"
+    if matrix.bits == 4 and in_groups:
         codes = codes.astype(ml_dtypes.uint4)
-    elif matrix.bits == 4 and inputs % 2 == 0 and (matrix.group % 2 == 0):
+    elif matrix.bits == 4 and inputs % 2 == 0 and matrix.group % 2 == 0:
         codes, pairs = codes[..., 0::2] | (codes[..., 1::2] << 4), True
     elif offset == 128:
         codes, offset = (codes ^ 0x80).view(np.int8), 0
     if zeros is not None:
         zeros = zeros.astype(np.int8 if codes.dtype == np.int8 else np.uint8)
-
-    def put(array: np.ndarray | None, groups: bool = False) -> Array | None:
-        if array is None:
-            return None
-        array = np.ascontiguousarray(array)
-        if at is None:
-            return jax.device_put(array)
-        *stack, one, two = (*at.spec, *[None] * (len(matrix.codes.shape) - len(at.spec)))
-        outer, inner = (two, one) if turned else (one, two)
-        spec = PartitionSpec(*stack, outer, None if groups and array.shape[-1] == 1 else inner)
-        where = NamedSharding(at.mesh, spec)
-        return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
-
     factor = matrix.scales.whole
     if factor is not None and matrix.scales.divided:
         factor = 1 / factor
+    if in_groups:
+        codes = _in_groups(codes, groups, matrix.group)
+    axes = None if at is None else _axes(at, len(matrix.codes.shape), turned)
+
+    def put(array: np.ndarray | None, of_codes: bool = False) -> Array | None:
+        if array is None:
+            return None
+        if in_groups and not of_codes:
+            array = array.swapaxes(-1, -2)
+        array = np.ascontiguousarray(array)
+        if at is None or axes is None:
+            return jax.device_put(array)
+        stack, outer, inner = axes
+        many = array.shape[-2 if in_groups else -1] > 1
+        if in_groups and of_codes:
+            each = (inner, None, outer) if groups > 1 else (None, inner, outer)
+        elif in_groups:
+            each = (inner if many else None, outer)
+        else:
+            each = (outer, inner if of_codes or many else None)
+        where = NamedSharding(at.mesh, PartitionSpec(*stack, *each))
+        return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
     order = None
     if matrix.order is not None:
-        whole = None if at is None else NamedSharding(at.mesh, PartitionSpec())
-        order = jax.device_put(np.ascontiguousarray(matrix.order), whole)
+        everywhere = None if at is None else NamedSharding(at.mesh, PartitionSpec())
+        order = jax.device_put(np.ascontiguousarray(matrix.order), everywhere)
     return Held(
-        codes=cast(Array, put(codes)),
-        scales=cast(Array, put(matrix.scales.each, True)),
-        zeros=put(zeros, True),
-        whole=put(factor, True),
+        codes=cast(Array, put(codes, True)),
+        scales=cast(Array, put(matrix.scales.each)),
+        zeros=put(zeros),
+        whole=put(factor),
         order=order,
         offset=offset,
+        inputs=inputs,
         group=matrix.group,
         fp4=matrix.fp4,
         pairs=pairs,
+        in_groups=in_groups,
         turned=turned,
     )
+
+
+def _in_groups(codes: np.ndarray, groups: int, group: int) -> np.ndarray:
+    """Returns codes [..., out, in] as [..., groups, group, out], filled with codes of 0."""
+    *outer, inputs = codes.shape
+    if groups == 1:
+        group = inputs
+    if extra := groups * group - inputs:
+        filled = np.zeros((*outer, inputs + extra), codes.dtype)
+        filled[..., :inputs] = codes
+        codes = filled
+    return np.moveaxis(codes.reshape(*outer, groups, group), -3, -1)
+
+
+def _axes(at: NamedSharding, count: int, turned: bool) -> tuple[list[Any], Any, Any]:
+    """Returns the axes of the mesh along a stack, the outputs and the inputs."""
+    *stack, one, two = (*at.spec, *[None] * (count - len(at.spec)))
+    return (stack, two, one) if turned else (stack, one, two)

@@ -98,7 +98,7 @@ class PackedTensor(Stored):
     """
 
     form: str = ""  # of the matrix, for people
-    groups: int = 1  # of an output
+    group: int = 1  # the inputs that share a scale
     parts: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
     read: Callable[[], Packed] | None = None
     turned: bool = False
@@ -123,7 +123,7 @@ def packed_tensor(
     form: str,
     parts: Mapping[str, Stored],
     read: Callable[[], Packed],
-    groups: int,
+    group: int,
     turned: bool = False,
 ) -> PackedTensor:
     """Returns the tensor of `shape` that `read` reads from `parts`.
@@ -132,7 +132,7 @@ def packed_tensor(
     """
     codes = next(iter(parts.values()))
     return PackedTensor(
-        codes.file, "F32", tuple(shape), codes.start, form, groups, parts, read, turned
+        codes.file, "F32", tuple(shape), codes.start, form, group, parts, read, turned
     )
 
 

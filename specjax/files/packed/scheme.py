@@ -205,7 +205,9 @@ def read_scheme(folder: pathlib.Path, config: Config) -> Scheme | None:
     where = CONFIG
     if fields is None and (folder / _MODELOPT).exists():
         where, outer = _MODELOPT, read_json(folder / _MODELOPT)
-        fields = {"quant_method": "modelopt", **(outer.get("quantization") or {})}
+        with named(folder / where, _CURE):
+            inner = OBJECT.of("quantization", outer.get("quantization") or {})
+        fields = {"quant_method": "modelopt", **inner}
     if not fields:
         return None
     with named(folder / where, _CURE):
@@ -281,7 +283,8 @@ def _read_gptq(fields: Config) -> Config:
     one_of(("gptq", "gptq_v2")).of("checkpoint_format", layout)
     one_of(("int32",)).read(fields, "pack_dtype", "int32")
     one_of((False,)).read(fields, "is_marlin_format", False)
-    if any(not name.startswith("-") for name in fields.get("dynamic") or {}):
+    dynamic = OBJECT.of("dynamic", fields.get("dynamic") or {})
+    if any(not name.startswith("-") for name in dynamic):
         raise ValueError(
             "dynamic gives some matrices other bits or groups, which specjax does not read"
         )
@@ -302,12 +305,12 @@ _WEIGHTS = {
 def _read_compressed(fields: Config) -> Config:
     format = fields.get("format")
     one_of(_FORMATS).of("format", format)
-    if fields.get("sparsity_config"):
-        _dense = (fields["sparsity_config"] or {}).get("format", "dense")
-        one_of(("dense",)).of("sparsity_config: format", _dense)
-    if transform := (fields.get("transform_config") or {}).get("config_groups"):
+    sparse = OBJECT.of("sparsity_config", fields.get("sparsity_config") or {})
+    one_of(("dense",)).of("sparsity_config: format", sparse.get("format", "dense"))
+    transform = OBJECT.of("transform_config", fields.get("transform_config") or {})
+    if transform.get("config_groups"):
         raise ValueError(
-            f"transform_config has {len(transform)} rotations of activations, which are not here"
+            "transform_config has rotations of activations, which specjax does not compute"
         )
     blocks = set()
     groups = OBJECT.of("config_groups", fields.get("config_groups") or {})

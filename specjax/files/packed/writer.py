@@ -108,14 +108,18 @@ def _whole(leaf: Packed, at: int | None) -> dict[str, Any]:
     codes, zeros = np.asarray(host.codes), host.zeros
     if leaf.pairs:
         codes = nibbles(codes)
+    scales = np.asarray(host.scales)
+    if leaf.in_groups:
+        codes = np.moveaxis(codes, -1, 0).reshape(codes.shape[-1], -1)[:, : leaf.inputs]
+        scales, zeros = scales.T, None if zeros is None else np.asarray(zeros).T
     if zeros is None:
-        zeros = np.full(host.scales.shape, leaf.offset, np.int16)
+        zeros = np.full(scales.shape, leaf.offset, np.int16)
     up = 128 if codes.dtype == np.int8 else 0
     return {
         "bits": bits,
         "codes": (codes.astype(np.int16) + up).astype(np.uint8),
         "zeros": (np.asarray(zeros).astype(np.int16) + up).astype(np.uint8),
-        "scales": np.asarray(host.scales),
+        "scales": scales,
         "order": host.order,
     }
 

@@ -28,6 +28,11 @@ class Stacks(NamedTuple):
     down: Array | PackedKernel  # [E, I, H]
     biases: tuple[Array, Array, Array] | None = None  # [E, I], [E, I], [E, H]
 
+    @property
+    def some_packed(self) -> bool:
+        """Returns whether at least one of the stacks is packed."""
+        return any(isinstance(stack, PackedKernel) for stack in self[:3])
+
 
 Gate = Callable[[Array | None, Array], Array]
 """Maps the outputs of gate, if there is one, and up to the input of down."""
@@ -54,7 +59,7 @@ def grouped(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     Returns:
       [P, H] in the dtype of x.
     """
-    if isinstance(stacks.up, PackedKernel):
+    if stacks.some_packed:
         # `ragged_dot` would need the wide numbers of every expert in memory.
         return _in_tiles(inner, x, chosen, stacks, False)
     flat = chosen.reshape(-1)
@@ -82,7 +87,7 @@ def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     of its expert do, or in a later tile of them; where it ends behind them, the next tile writes
     over what it computed too much.
     """
-    if isinstance(stacks.up, PackedKernel):
+    if stacks.some_packed:
         return _in_tiles(inner, x, chosen, stacks)
     return _dense_in_tiles(inner, x, chosen, stacks)
 
