@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PairSource,
         fuse,
         logits_of,
+        parents_of,
         read_block,
         read_pairs,
     )
@@ -76,6 +77,7 @@ __all__ = [
     "mask_row",
     "own_table",
     "packaging_of",
+    "parents_of",
     "proposal_depth",
     "read_block",
     "read_pairs",

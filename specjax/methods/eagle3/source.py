@@ -186,11 +186,7 @@ class PairSource(EagleSource[NetworkT]):
         depth: Array,
         mask: Array,
     ) -> tuple[PairReading, Array]:
-        # The feature of a node is the state of its parent, which an earlier call has read.
-        is_parent = mask & (depth == depth[:, None] - 1)
-        above = jnp.where(is_parent.any(-1), 1 + jnp.argmax(is_parent, axis=-1), 0)
-        known = jnp.concatenate([reading.root[:, None], reading.nodes], axis=1)
-        features = _at(known, jnp.broadcast_to(above, tokens.shape))
+        features = parents_of(reading.root, reading.nodes, depth, mask)
         fed, normed, cache = read_pairs(
             self.network, params, reading.cache, tokens, features, depth, mask
         )
@@ -291,6 +287,20 @@ def read_pairs(
         {"params": params.own["network"]}, embedded, features, positions, cache, mask
     )
     return cast(tuple[Array, Array, KVCache], out)
+
+
+def parents_of(root: Array, nodes: Array, depth: Array, mask: Array) -> Array:
+    """Returns the states [B, T, E] of the parents of a tree's nodes, which earlier calls have read.
+
+    Args:
+      root: [B, E], the state of the pending token, the parent of the first level.
+      nodes: [B, < T, E] those of the nodes that were read.
+      depth, mask: as for `Source.read_tree`.
+    """
+    is_parent = mask & (depth == depth[:, None] - 1)
+    above = jnp.where(is_parent.any(-1), 1 + jnp.argmax(is_parent, axis=-1), 0)
+    known = jnp.concatenate([root[:, None], nodes], axis=1)
+    return _at(known, jnp.broadcast_to(above, (len(root), len(depth))))
 
 
 def logits_of(params: EagleParams, normed: Array, vocab_size: int) -> Array:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from specjax.caches import KVCache
 from specjax.contract import Context, Lookahead, Source
-from specjax.methods.eagle3 import draft_logits
+from specjax.methods.eagle3 import draft_logits, parents_of
 from specjax.methods.gemma_assistant.network import (
     Assistant,
     AssistantConfig,
@@ -143,11 +143,7 @@ class AssistantSource(PublishedSource, Source[AssistantParams, AssistantState, A
         depth: Array,
         mask: Array,
     ) -> tuple[AssistantReading, Array]:
-        # The hidden state of a node is that below its parent, which an earlier call has read.
-        is_parent = mask & (depth == depth[:, None] - 1)
-        above = jnp.where(is_parent.any(-1), 1 + jnp.argmax(is_parent, axis=-1), 0)
-        known = jnp.concatenate([reading.root[:, None], reading.nodes], axis=1)
-        hidden = _at(known, jnp.broadcast_to(above, tokens.shape))
+        hidden = parents_of(reading.root, reading.nodes, depth, mask)
         # Nodes do not attend to each other, so only the newest ones are read.
         after, logits = self._read(
             params, reading, jnp.take_along_axis(tokens, at, axis=1), _at(hidden, at)
