@@ -72,6 +72,18 @@ def cases(sizes: dict[str, Any], original: int) -> dict[str, _Cases]:
                 "layer_types": ["chunked_attention", "full_attention"],
             },
         },
+        "phimoe": {
+            "biases": {
+                **heads, **local, "attention_bias": True, "lm_head_bias": True,
+                "router_jitter_noise": 0.3, "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e3
+                },
+            },
+            "tied, a window": {
+                **sizes, **local, "tie_word_embeddings": True, "sliding_window": 20,
+                "router_jitter_noise": 0.2,
+            },
+        },
         "minimax_m2": {
             "half of a head turns": {**heads, **local, "rotary_dim": 4},
         },

@@ -106,13 +106,13 @@ def _dspark(target: Shapes, draft: Shapes) -> Sketch:
     return _block(target, 7, 0, True)
 
 
-def _mtp(shape: Callable[[MtpSource], Proposer]) -> Maker:
+def _mtp(shape: Callable[[MtpSource], Proposer], head_tokens: int | None = None) -> Maker:
     """One layer like the target's last with attention; the target's embedding and head."""
 
     def make(target: Shapes, draft: Shapes) -> Sketch:
         network = MtpConfig(mtp_layers(target.config))
         last = target.config.num_layers + 1
-        source = MtpSource(network, target.model.vocab_size, (last,))
+        source = MtpSource(network, target.model.vocab_size, (last,), head_tokens)
         own = {"network": _like(mtp_shapes(network), target)}
         return Sketch(shape(source), _sharing(own, target, "embedding", "head"))
 
@@ -130,6 +130,7 @@ DRAFTERS: dict[str, Maker] = {
     "dflash-tree": _dflash_tree,
     "dspark": _dspark,
     **{f"mtp-{n}": _mtp(functools.partial(Chain, num_drafts=n)) for n in (1, 2, 3)},
+    "mtp-1-of-64k": _mtp(functools.partial(Chain, num_drafts=1), 2**16),
     "mtp-tree-of-4": _mtp(functools.partial(StaticTree, branching=(2, 1))),
     "mtp-tree-of-8": _mtp(functools.partial(StaticTree, branching=(2, 1, 1, 1))),
 }

@@ -100,6 +100,7 @@ def load_mtp(
     rules: Rules = RULES,
     feeds_normed: bool = True,
     zeroes_first: bool = False,
+    head_tokens: int | None = None,
     **numbers: object,
 ) -> Drafter:
     """Reads the layer of multi-token prediction (MTP) in the target's own folder.
@@ -118,6 +119,9 @@ def load_mtp(
         in transformers and SGLang; False: before it, as in vLLM for DeepSeek, GLM and ERNIE.
       zeroes_first: the first pair of a text has zeros in place of its embedding, as in vLLM for
         DeepSeek, GLM, MiMo and ERNIE.
+      head_tokens: draft only tokens with ids below this number; None: all.  Every draft reads the
+        target's output matrix, which may be several times as large as the layer; the frequent
+        tokens of a byte-pair vocabulary have the smallest ids.
 
     Raises:
       ValueError: the folder has no such layer, or one that does not fit.
@@ -136,7 +140,7 @@ def load_mtp(
         )
     drafter = load_drafter(target.folder, target, rules=rules)
     assert isinstance(drafter, PublishedDrafter)
-    drafter = with_switches(drafter, feeds_normed, zeroes_first)
+    drafter = with_switches(drafter, feeds_normed, zeroes_first, head_tokens)
     return drafter if shape is None else drafter.shaped(shape, **numbers)
 
 
@@ -309,8 +313,8 @@ def recognised(folder: pathlib.Path, config: Config, tensors: Tensors) -> str:
     cure = "a whole language model is loaded with specjax.load, and passed as draft="
     if any(name.startswith(_INSIDE) for name in tensors):
         cure = (
-            "the layers of a multi-token prediction head (mtp.*) belong to targets of a family "
-            "that specjax does not read: pass a drafter of another kind"
+            "these are layers of multi-token prediction (mtp.*) in a form that specjax does not "
+            "read: pass a drafter of another kind"
         )
     raise ValueError(
         f"{folder} is not a drafter of a format that specjax reads ({', '.join(METHODS)}); its "

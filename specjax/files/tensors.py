@@ -349,13 +349,11 @@ def write_rows(
     return tensors[rows[0].name][1]
 
 
-def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
+def rows_of(
+    family: Family, config: TransformerConfig, stored: Mapping[str, Stored]
+) -> list[Tensor]:
     """Returns the table of the family, with the names as the stored ones are spelled."""
-    stored = tuple(stored)
-    fused = family.fused_tensors is not None and any(name.endswith(FUSED) for name in stored)
-    rows = (
-        family.fused_tensors(config) if fused and family.fused_tensors else family.tensors(config)
-    )
+    rows = _table_of(family, config, stored)
     for own, spellings in family.prefixes.items():
         used = (prefix for prefix in spellings if any(name.startswith(prefix) for name in stored))
         prefix = next(used, own)
@@ -367,6 +365,19 @@ def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) ->
         ]
     names = set(stored)
     return [_as_spelled(row, family.aliases, names) for row in rows] if family.aliases else rows
+
+
+def _table_of(
+    family: Family, config: TransformerConfig, stored: Mapping[str, Stored]
+) -> list[Tensor]:
+    """Returns the table of files that hold the experts of a layer as the stored ones do."""
+    found = {file.shape for name, file in stored.items() if name.endswith(FUSED)}
+    if family.fused_tensors is None or not found:
+        return family.tensors(config)
+    rows = family.fused_tensors(config)
+    wanted = {row.shape for row in rows if row.name.endswith(FUSED)}
+    turned = family.turned_tensors is not None and not found & {*wanted}
+    return family.turned_tensors(config) if turned and family.turned_tensors else rows
 
 
 def _as_spelled(row: Tensor, aliases: Mapping[str, str], stored: set[str]) -> Tensor:

@@ -58,9 +58,9 @@ _CHOICES = {
     "qk_norm": (None, "head", "heads", "whole", "unit"),
     "activation": ("silu", "relu", "relu2", "gelu", "gelu_tanh"),
 }
-_FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
-          "qk_norm_last", "value_norm", "sinks", "chunked", "gated", "mlp_bias", "wide_sharing",
-          "layer_scale", "normalise_experts", "expert_bias", "shared_gate",
+_FLAGS = ("interleaved", "tied_embeddings", "head_bias", "final_norm", "qkv_bias", "out_bias",
+          "output_gate", "qk_norm_last", "value_norm", "sinks", "chunked", "gated", "mlp_bias",
+          "wide_sharing", "layer_scale", "normalise_experts", "expert_bias", "shared_gate",
           "experts_beside")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
@@ -178,6 +178,7 @@ class TransformerConfig:
     embedding_size: int | None = None  # None: `hidden_size`; else embeddings are projected
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
+    head_bias: bool = False  # of the output matrix
     logit_scale: float = 1.0  # of the final hidden state, and so of the logits
     logit_softcap: float | None = None  # c tanh(x / c)
     # Norms
@@ -248,6 +249,10 @@ class TransformerConfig:
                 self.num_heads % heads,
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={heads}: "
                 "grouped-query attention shares each key head among the same number of query heads",
+            ),
+            (
+                self.head_bias and self.tied_embeddings,
+                "head_bias=True and tied_embeddings=True; only an output matrix of its own has one",
             ),
             (
                 self.expert_bias and not self.gated,

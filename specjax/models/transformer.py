@@ -261,7 +261,9 @@ class Transformer(nn.Module):
         if c.tied_embeddings and not self.separate_head:
             logits = self.dot_general(hidden, embedding, (((hidden.ndim - 1,), (1,)), ((), ())))
         else:
-            logits = linear("head", c.vocab_size, ("embed", "vocab"))(hidden)
+            axes = ("embed", "vocab")
+            head = dense(c.vocab_size, axes, c.head_bias, c.init_scale, name="head")
+            logits = head(hidden)
         if c.logit_softcap is not None:
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
         features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
@@ -349,6 +351,7 @@ class Head(TypedDict):
 
     kernel: NotRequired[Array]  # [E, V]
     weight: Array  # [V, E]
+    bias: NotRequired[Array]  # [V]
 
 
 class Tables(TypedDict, total=False):
@@ -359,9 +362,17 @@ class Tables(TypedDict, total=False):
 
 
 def head_matrix(params: Tables | dict[str, Any]) -> Array:
-    """Returns the output matrix [E, V] that maps hidden states to logits."""
+    """Returns the output matrix [E, V] that maps hidden states to logits.
+
+    Raises ValueError if they need a bias, too.
+    """
     if "head" not in params:
         assert "embedding" in params
         return params["embedding"].T
     head = params["head"]
+    if "bias" in head:
+        raise ValueError(
+            "the output matrix of this model has a bias (lm_head_bias). Training, and drafters "
+            "that share the matrix, would leave it out: draft with a draft model or prompt lookup"
+        )
     return head["kernel"] if "kernel" in head else head["weight"].T

@@ -37,6 +37,7 @@ CONTEXTS = {
     "google/gemma-3-27b-it": 131072,
     # A long rope ends where its long factors would begin.
     "microsoft/Phi-3.5-mini-instruct": 4096,
+    "microsoft/Phi-3.5-MoE-instruct": 4096,
     "Phi-3-mini-128k with the early name of its rope": 4096,
     "microsoft/Phi-4-mini-instruct": 4096,
 }

@@ -184,16 +184,21 @@ def eagle3(kind: str) -> Case:
     return Case(source, params, naive.logits, kind, 1e-4, reads=has_a_feature)
 
 
-def mtp(kind: str, **switches: bool) -> Case:
-    """A layer that uses the target's embedding and head."""
+def mtp(kind: str, head_tokens: int | None = None, **switches: bool) -> Case:
+    """A layer that uses the target's embedding and head, or its first columns."""
     network = MtpConfig(EAGLE3.layers, **switches)
     own = {"network": drawn(mtp_shapes(network), 5)}
     naive = naive_mtp(
         network, own, TARGET.embedding, TARGET.head, lambda text: TARGET.features(text, (3,))
     )
-    source = MtpSource(network, VOCAB, (3,))
+    source = MtpSource(network, VOCAB, (3,), head_tokens)
     params = SharedParams(own, TABLE)
-    return Case(source, params, naive.logits, kind, 1e-4, reads=has_a_feature)
+
+    def logits(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        drafted = np.arange(VOCAB) < (head_tokens or VOCAB)
+        return np.where(drafted, naive.logits(text, path), -np.inf)
+
+    return Case(source, params, logits, kind, 1e-4, reads=has_a_feature)
 
 
 def peagle() -> Case:
@@ -388,7 +393,7 @@ CASES = {
     "assistant, tree": lambda: assistant("tree"),
     "mtp, chain": lambda: mtp("chain", zeroes_first=True),
     "mtp, tree": lambda: mtp("tree", feeds_normed=False, hidden_first=True),
-    "mtp, no norm": lambda: mtp("chain", has_norm=False),
+    "mtp, no norm": lambda: mtp("chain", head_tokens=20, has_norm=False),
     "peagle": peagle,
     "medusa": medusa,
     "datastore, chain": lambda: datastore("chain"),

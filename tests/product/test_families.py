@@ -198,19 +198,20 @@ def test_parity(family, case):
     np.testing.assert_array_equal(theirs(reloaded, tokens), theirs(model, tokens))
 
 
-WITHOUT_EXPERTS = {
+STEADY = {
     "deepseek_v3": {"first_k_dense_replace": 2},
     "mistral4": {"first_k_dense_replace": 2},
     "kimi_linear": {"mlp_layer_types": ["dense"] * 3},
+    "phimoe": {"router_jitter_noise": 1.0},  # all logits are near, so that none enters or leaves
 }
 """In so small a model of these families bfloat16 changes which experts are the best of a token, in
-transformers too: their logits differ by 5 to 7 % then, and by 1 or 2 % without experts."""
+transformers too: their logits differ by 5 to 8 % then, and by 1 to 4 % with these changes."""
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_bfloat16(family):
     """In bfloat16 the mean difference of the logits of 100 tokens is below 5 % of their spread."""
-    model, folder = make(family, next(iter(CONFIGS[family])), **WITHOUT_EXPERTS.get(family, {}))
+    model, folder = make(family, next(iter(CONFIGS[family])), **STEADY.get(family, {}))
     tokens = folders.random_tokens(100, vocab_size=96)
     wanted, actual = (
         theirs(model, tokens),

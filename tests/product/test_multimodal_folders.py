@@ -4,6 +4,7 @@ that transformers reads as text models."""
 import latent_families
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 import transformers
 import transformers_folders
@@ -125,7 +126,7 @@ CONFIGS = {
             **HEADS, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
             "linear_key_head_dim": 12, "linear_value_head_dim": 10, "num_hidden_layers": 4,
             "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
-            "shared_expert_intermediate_size": 10,
+            "shared_expert_intermediate_size": 10, "rms_norm_eps": 0.05,
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                 "mrope_section": [2, 1, 1], "mrope_interleaved": True,
@@ -138,6 +139,15 @@ CONFIGS = {
         {**HEADS, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "attention_bias": True},
         QWEN3,
         {"tie_word_embeddings": True},
+    ),
+    "qwen3_vl_moe": (
+        {
+            **HEADS, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "num_experts": 5,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 12, "mlp_only_layers": [0],
+            "tie_word_embeddings": False,
+        },
+        QWEN3,
+        {},
     ),
 }  # fmt: skip
 """Name -> the configurations of the text model and the vision model, and the other fields."""
@@ -170,6 +180,12 @@ def test_parity(case, published):
                 leaf.mul_(0.3)  # scores are not divided by the size of a head
     name = f"nested-{case}-{published}".replace(" ", "").replace(",", "-")
     folder = transformers_folders.write(model, name, tokens=False, save_original_format=published)
+    if case == "qwen3_vl_moe" and published:  # publishers wrote these as [in, out]
+        file = folder / "model.safetensors"
+        tensors = safetensors.numpy.load_file(file)
+        for part in [name for name in tensors if ".experts." in name]:
+            tensors[part] = np.ascontiguousarray(tensors[part].swapaxes(1, 2))
+        safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
     tokens = np.random.default_rng(0).integers(0, 96, (1, 500)).astype(np.int32)
     # transformers 5.24 can only read Llama 4's folders with an image; its text model reads texts.
     oracle = model.language_model if case == "llama4" else model

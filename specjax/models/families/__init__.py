@@ -36,6 +36,7 @@ from specjax.models.families.olmo3 import OLMO3
 from specjax.models.families.olmo_hybrid import OLMO_HYBRID
 from specjax.models.families.opt import OPT
 from specjax.models.families.phi3 import PHI3
+from specjax.models.families.phimoe import PHIMOE
 from specjax.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from specjax.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from specjax.models.families.qwen3_next import QWEN3_NEXT
@@ -83,6 +84,7 @@ FAMILIES: dict[str, Family] = {
     "olmo_hybrid": OLMO_HYBRID,
     "opt": OPT,
     "phi3": PHI3,
+    "phimoe": PHIMOE,
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,

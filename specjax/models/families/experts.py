@@ -56,24 +56,29 @@ def sparse_tensors(
     return rows
 
 
-def fused_experts(rows: list[Tensor], c: TransformerConfig) -> list[Tensor]:
+def fused_experts(
+    rows: list[Tensor], c: TransformerConfig, inputs_first: bool = False
+) -> list[Tensor]:
     """Returns a table in which one tensor holds gate and up of all experts, and another down.
 
     Args:
       rows: the table with a tensor for each matrix of each expert.
       c: the configuration.
+      inputs_first: the matrices are [in, out], as in Llama 4, and not [out, in].
     """
     places = {"gate": slice(c.expert_size), "up": slice(c.expert_size, None)}
-    shape = (c.num_experts, 2 * c.expert_size, c.hidden_size)
+    sizes = (2 * c.expert_size, c.hidden_size)[:: -1 if inputs_first else 1]
+    shape = (c.num_experts, *sizes)
     made = []
     for row in rows:
         if row.at is None or row.path[-2] != "mlp":
             made.append(row)
         elif row.at == 0:
             block, part = row.name.split(".experts.")[0], row.path[-1]
-            whole = dataclasses.replace(row, name=f"{block}.experts.down_proj", at=None)
+            name, turned = f"{block}.experts.down_proj", not inputs_first
+            whole = dataclasses.replace(row, name=name, at=None, transpose=turned)
             if part in places:
-                index = (slice(None), places[part])
+                index = (..., places[part]) if inputs_first else (slice(None), places[part])
                 name = f"{block}{FUSED}"
                 whole = dataclasses.replace(whole, name=name, shape=shape, index=index)
             made.append(whole)

@@ -131,6 +131,8 @@ def llama_tensors(
 
     rows = [Tensor("model.embed_tokens.weight", ("embedding",))]
     rows += norm("model.norm", ("norm",))
+    if c.head_bias:
+        rows.append(Tensor("lm_head.bias", ("head", "bias")))
     if not c.tied_embeddings:
         rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
     for i in range(c.num_layers):

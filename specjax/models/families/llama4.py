@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from specjax._internal.fields import LAYERS, Kind, count, list_of, one_of
 from specjax.models.config import MOST, TransformerConfig
-from specjax.models.families.experts import ExpertNames, sparse_tensors
+from specjax.models.families.experts import ExpertNames, fused_experts, sparse_tensors
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_sizes, flag, given, number
 from specjax.models.families.fused import renamed
@@ -123,25 +121,8 @@ def _write(c: TransformerConfig) -> Config:
 
 
 def _tensors(c: TransformerConfig) -> list[Tensor]:
-    """Returns the tensors; one has gate and up of all experts, as [E, in, out], another down."""
     names = ExpertNames("feed_forward", ("gate", "up", "down"), shared="shared_expert")
-    places = {"gate": slice(c.expert_size), "up": slice(c.expert_size, None)}
-    rows = []
-    for row in sparse_tensors(c, names):
-        if row.at is None:
-            rows.append(row)
-        elif row.at == 0:
-            block, part = row.name.split(".experts.")[0], row.path[-1]
-            name = f"{block}.experts.down_proj"
-            whole = dataclasses.replace(row, name=name, at=None, transpose=False)
-            if part in places:
-                whole = dataclasses.replace(
-                    whole,
-                    name=f"{block}.experts.gate_up_proj",
-                    shape=(c.num_experts, c.hidden_size, 2 * c.expert_size),
-                    index=(..., places[part]),
-                )
-            rows.append(whole)
+    rows = fused_experts(sparse_tensors(c, names), c, inputs_first=True)
     return renamed(
         rows, {".feed_forward.gate.": ".feed_forward.router.", ".mlp.": ".feed_forward."}
     )
