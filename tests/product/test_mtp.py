@@ -210,3 +210,39 @@ def test_a_saved_layer_is_read_again(name, tmp_path):
             jax.tree.leaves(again.params), jax.tree.leaves(drafter.params), strict=True
         ):
             np.testing.assert_array_equal(mine, its)
+
+
+def test_a_plain_layer_drafts_for_a_packed_target(tmp_path):
+    """Folders of packed weights leave the MTP layer as it is."""
+    case = ("qwen3_5_text, in turn", "qwen", 1)
+    plain = mtp_folders.folder(*case)
+    packed = specjax.load(plain, dtype="int4")
+    specjax.save(packed, tmp_path)
+    stored, mine = load_file(tmp_path / "model.safetensors"), load_file(plain / "model.safetensors")
+    layer = {name: tensor for name, tensor in mine.items() if name.startswith("mtp.")}
+    save_file({**stored, **layer}, tmp_path / "model.safetensors", {"format": "pt"})
+    model = specjax.load(tmp_path)
+    assert model.mtp == 1
+    pair = [specjax.load_mtp(each).params for each in (model, target("qwen3_5"))]
+    for one, other in zip(*map(jax.tree.leaves, pair), strict=True):
+        np.testing.assert_array_equal(one, other)
+    settings = {"max_new_tokens": NEW, "eos": [], "temperature": 1.0}
+    wanted = specjax.generate(model, PROMPTS, num_drafts=0, **settings)
+    found = specjax.generate(model, PROMPTS, proposer="mtp", **settings)
+    assert [list(row) for row in found.tokens] == [list(row) for row in wanted.tokens]
+
+
+def test_a_target_without_a_layer_is_refused():
+    """The error says what to pass instead."""
+    model = specjax.load(small_families.folder("qwen3_5_text, in turn"))
+    with pytest.raises(ValueError, match=r"no layer of multi-token prediction.*pass draft="):
+        specjax.generate(model, PROMPTS, proposer="mtp")
+
+
+def test_a_drafter_of_another_target_is_refused(tmp_path):
+    """By its sizes, before a weight is read."""
+    specjax.save_drafter(
+        tmp_path, specjax.load_mtp(target("glm4_moe")), target("glm4_moe"), layout="qwen"
+    )
+    with pytest.raises(ValueError, match=r"(?s)MTP layer of another target.*number of layers"):
+        specjax.load_drafter(tmp_path, target("qwen3_5"))

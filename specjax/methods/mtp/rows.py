@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 from typing import cast
 
 import jax
@@ -12,14 +11,14 @@ from flax.traverse_util import flatten_dict
 
 from specjax.files import rows_of
 from specjax.methods.mtp.network import MtpConfig, mtp_shapes
-from specjax.methods.published import dense_rows
+from specjax.methods.published import Tensors, dense_rows
 from specjax.models import Family, MtpNames, Tensor
 
 _OWN = "model.layers.0."
 
 
 def network_rows(
-    c: MtpConfig, family: Family, names: MtpNames, layers: int, stored: Iterable[str] = ()
+    c: MtpConfig, family: Family, names: MtpNames, layers: int, stored: Tensors | None = None
 ) -> list[Tensor]:
     """Returns the table of the network's tensors, with names without a leading "model.".
 
@@ -28,10 +27,14 @@ def network_rows(
       family: of the target, which names the tensors of the decoder layer.
       names: of the layout.
       layers: the number of the target's layers.
-      stored: the names in the files, which may spell those of the family in another way.
+      stored: the tensors in the files, which may spell those of the family in another way.
     """
     block = names.name("block", layers, 0)
-    inner = [_OWN + name.removeprefix(block) for name in stored if name.startswith(block)]
+    inner = {
+        _OWN + name.removeprefix(block): tensor
+        for name, tensor in (stored or {}).items()
+        if name.startswith(block)
+    }
     rows = []
     for row in rows_of(family, c.layers, inner):
         if row.path[0] == "layer_0":
