@@ -52,7 +52,7 @@ def plan_mtp(
     """
     del taps, mask_token
     fixed = {
-        "--num-layers": options.num_layers,
+        "--num-layers": options.num_layers not in (None, 1),
         "--mlp-size": options.mlp_size,
         "--taps": options.taps,
         "--own-head": options.own_head,
