@@ -27,9 +27,8 @@ from bench.report import ratio
 from bench.timing import Timed
 from bench.weights import Pair, from_folders, random_folders
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
-from specjax.measure import Interval, describe, first_calls, show, take_turns
-from specjax.measure.meter import Meter
-from specjax.models.mixers import GatedDelta
+from specjax.measure import Interval, Meter, describe, first_calls, show, take_turns
+from specjax.models import FAMILIES
 from specjax.options import fields
 from specjax.options.command import parse
 
@@ -72,14 +71,15 @@ class HybridOptions(fields.Options):
 def config_of(size: str, vocab_size: int) -> TransformerConfig:
     """Returns the configuration of a target in the layout of Qwen3.5."""
     hidden, mlp, layers, heads, kv_heads, head_dim, keys, values, dim, _ = _SIZES[size]
-    delta = GatedDelta(keys, values, dim, dim)
-    return TransformerConfig(
-        vocab_size=vocab_size, hidden_size=hidden, mlp_size=mlp, num_layers=layers,
-        num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, max_positions=8192,
-        tied_embeddings=True, init_scale=hidden**-0.5, norm_offset=1.0, qk_norm="head",
-        output_gate=True, rope=specjax.models.Rope(fraction=0.25), family="qwen3_5_text",
-        mixers=tuple(None if (i + 1) % 4 == 0 else delta for i in range(layers)),
-    )  # fmt: skip
+    config = {
+        "model_type": "qwen3_5_text", "vocab_size": vocab_size, "hidden_size": hidden,
+        "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "linear_num_key_heads": keys,
+        "linear_num_value_heads": values, "linear_key_head_dim": dim, "linear_value_head_dim": dim,
+        "max_position_embeddings": 8192, "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
+        "initializer_range": hidden**-0.5,
+    }  # fmt: skip
+    return FAMILIES["qwen3_5_text"].read_config(config)
 
 
 def pairs(options: HybridOptions) -> dict[str, Pair]:

@@ -8,8 +8,7 @@ bfloat16) and zai-org/GLM-4.7-Flash.
 from __future__ import annotations
 
 from specjax import TransformerConfig
-from specjax.models import FAMILIES
-from specjax.models.families import Config
+from specjax.models import FAMILIES, Config
 
 _QWEN3_5: Config = {
     "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
