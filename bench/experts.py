@@ -64,6 +64,11 @@ def layer(options: ExpertsOptions) -> tuple[Stacks, list[_Given]]:
     return stacks, given
 
 
+def _gated(gate: Array | None, up: Array) -> Array:
+    assert gate is not None
+    return jax.nn.silu(gate) * up
+
+
 class _Timed(Timed):
     """One form at each number of rows."""
 
@@ -73,7 +78,7 @@ class _Timed(Timed):
 
         def mix(x: Array, chosen: Array, stacks: Stacks) -> Array:
             pairs = jnp.repeat(x, chosen.shape[1], axis=0)
-            return form(lambda gate, up: jax.nn.silu(gate) * up, pairs, chosen, stacks)
+            return form(_gated, pairs, chosen, stacks)
 
         self._mix: Callable[[Array, Array, Stacks], Array] = jax.jit(mix)
 
@@ -89,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
     timed = [_Timed(name, stacks, given) for name in options.forms]
     first_calls(timed)
     take_turns(timed, options.rounds)
-    head, one = describe(), sum(x[0].nbytes for x in stacks[:3])
+    head, one = describe(), sum(x[0].nbytes for x in stacks[:3] if x is not None)
     print(
         f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {options.dtype}; medians, ms"
     )

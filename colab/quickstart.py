@@ -14,7 +14,7 @@
 # the model itself, the target, verifies all of them in one pass. It accepts the draft tokens that it would have generated
 # anyway, so the text is the same and needs fewer passes.
 #
-# **Runtime:** a TPU (v5e-1, v6e-1) or a GPU with 16 GB, for Qwen3-4B. On a CPU, or without a network, the notebook uses the
+# **Runtime:** a TPU (v5e-1, v6e-1) or a GPU with 16 GB, for Qwen3.5-4B. On a CPU, or without a network, the notebook uses the
 # small model of Python code that comes with specjax. In Colab, first enter the URL of the repository that this notebook came
 # from.
 
@@ -40,15 +40,19 @@ accelerator = (
 print("jax", jax.__version__, "on", jax.devices()[0].device_kind)
 
 # %% [markdown]
-# ## Load a target and a draft
-# Both are Hugging Face model folders (safetensors), or names on the Hub. In bfloat16 Qwen3-4B takes 8 GB and Qwen3-0.6B 1.2
-# GB, which fit into the 16 GB of a v5e-1; in float32 they would not fit. Qwen3 thinks before it answers unless its chat
-# template is told not to, and `chat_template_kwargs` passes that on.
+# ## Load a target and its drafter
+# A target is a Hugging Face model folder (safetensors), or a name on the Hub. In bfloat16 Qwen3.5-4B takes 9 GB, which fit
+# into the 16 GB of a v5e-1; in float32 they would not fit. Its folder brings a drafter: a layer of multi-token prediction
+# (MTP), which `load_mtp` reads. The shipped target has none, so a smaller model drafts for it. Qwen3.5 thinks before it answers
+# unless its chat template is told not to, and `chat_template_kwargs` passes that on.
+#
+# A drafter is a way to draft with its weights. These two draft chains of at most 8 tokens; `num_drafts` says how many of them
+# are used. `generate(..., proposer="mtp")` and `generate(..., draft=draft)` make such drafters by themselves.
 
 # %%
 if accelerator:
-    target = specjax.load("Qwen/Qwen3-4B", dtype="bfloat16")
-    draft = specjax.load("Qwen/Qwen3-0.6B", dtype="bfloat16")
+    target = specjax.load("Qwen/Qwen3.5-4B", dtype="bfloat16")
+    drafter = specjax.load_mtp(target, specjax.Chain, num_drafts=8)
     ask = {
         "messages": [{"role": "user", "content": "Write a Python class for a stack."}],
         "chat_template_kwargs": {"enable_thinking": False},
@@ -56,8 +60,9 @@ if accelerator:
 else:
     target = specjax.load(specjax.shipped("pycode/target"))
     draft = specjax.load(specjax.shipped("pycode/draft"))
+    drafter = specjax.make_drafter(target, draft, num_drafts=8)
     ask = {"prompts": "def fibonacci(n):"}
-print(f"target {target.num_params / 1e6:.1f} M parameters, draft {draft.num_params / 1e6:.1f} M")
+print(f"target: {target.num_params / 1e6:.1f} M parameters; {drafter.name} drafts")
 
 # %% [markdown]
 # ## Generate, and compare
@@ -66,13 +71,9 @@ print(f"target {target.num_params / 1e6:.1f} M parameters, draft {draft.num_para
 # float32 the tokens are always the same. In bfloat16 a pass over five tokens rounds differently from one over one, so two
 # tokens that are almost equally probable can change places.
 
-#
-# A drafter is a way to draft with its weights. This one drafts chains of at most 8 tokens; `num_drafts` says how many of them
-# are used. `generate(..., draft=draft, num_drafts=4)` makes such a drafter by itself.
 
 # %%
 options = {"max_new_tokens": 64, "temperature": 0.0}
-drafter = specjax.make_drafter(target, draft, num_drafts=8)
 plain = specjax.generate(target, **ask, **options, proposer="none")
 fast = specjax.generate(target, **ask, **options, drafter=drafter, num_drafts=4)
 print(fast.text[0])
@@ -90,11 +91,11 @@ print(
 # %%
 for name, how in (
     ("plain", {"proposer": "none"}),
-    ("draft", {"drafter": drafter, "num_drafts": 4}),
+    ("drafter", {"drafter": drafter, "num_drafts": 4}),
 ):
     stats = specjax.generate(target, **ask, **options, **how).stats
     print(
-        f"{name:<6} {stats.tokens_per_second:7.0f} tokens/s   tau {stats.mean_accepted_length:.2f}"
+        f"{name:<8} {stats.tokens_per_second:7.0f} tokens/s   tau {stats.mean_accepted_length:.2f}"
     )
 
 # %% [markdown]
@@ -110,7 +111,7 @@ import matplotlib.pyplot as plt
 
 lookaheads = [1, 2, 4, 6, 8]
 lookup = specjax.NGram(8)
-for name, how in (("draft", {"drafter": drafter}), ("prompt lookup", {"proposer": lookup})):
+for name, how in (("drafter", {"drafter": drafter}), ("prompt lookup", {"proposer": lookup})):
     outputs = [
         specjax.generate(target, **ask, **options, **how, num_drafts=gamma) for gamma in lookaheads
     ]

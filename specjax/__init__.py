@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specjax.caches import KVCache, RecurrentCache
     from specjax.constraints import Automaton, Choice, Grammar, JSONSchema, Regex
     from specjax.decoding import Decoder, Logprobs, eos_of_rows
-    from specjax.drafters import adaptive, cost_aware, load_drafter, save_drafter
+    from specjax.drafters import adaptive, cost_aware, load_drafter, load_mtp, save_drafter
     from specjax.files import load, save
     from specjax.generation import Output, Request, TextStream, generate, tune
     from specjax.methods import (
@@ -164,6 +164,7 @@ __all__ = [
     "load_datastore",
     "load_drafter",
     "load_medusa",
+    "load_mtp",
     "make_drafter",
     "make_key",
     "make_mesh",

@@ -28,6 +28,11 @@ def cases(sizes: dict[str, Any], original: int) -> dict[str, _Cases]:
         **sizes, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 12,
         "moe_num_shared_experts": 2,
     }  # fmt: skip
+    llama4 = {
+        **heads, **local, "intermediate_size_mlp": 20, "num_hidden_layers": 3,
+        "no_rope_layers": [1, 0, 1], "attention_chunk_size": 9, "floor_scale": 40,
+        "attn_scale": 0.3,
+    }  # fmt: skip
     yarn = {
         "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "truncate": False,
         "original_max_position_embeddings": original,
@@ -49,6 +54,34 @@ def cases(sizes: dict[str, Any], original: int) -> dict[str, _Cases]:
                 "first_k_dense_replace": 0, "norm_topk_prob": False,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e3,
                                     "partial_rotary_factor": 0.25},
+            },
+        },
+        "llama4_text": {
+            "one expert": {
+                **llama4, "num_experts_per_tok": 1, "moe_layers": [0, 2],
+                "rope_parameters": {
+                    "rope_type": "llama3", "rope_theta": 1e3, "factor": 4.0,
+                    "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                    "original_max_position_embeddings": original,
+                },
+            },
+            "two experts, no norms, biases": {
+                **llama4, "num_hidden_layers": 2, "no_rope_layers": [0, 1], "use_qk_norm": False,
+                "attention_bias": True, "tie_word_embeddings": True,
+                "attn_temperature_tuning": False, "interleave_moe_layer_step": 2,
+                "layer_types": ["chunked_attention", "full_attention"],
+            },
+        },
+        "phimoe": {
+            "biases": {
+                **heads, **local, "attention_bias": True, "lm_head_bias": True,
+                "router_jitter_noise": 0.3, "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e3
+                },
+            },
+            "tied, a window": {
+                **sizes, **local, "tie_word_embeddings": True, "sliding_window": 20,
+                "router_jitter_noise": 0.2,
             },
         },
         "minimax_m2": {

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from block_reference import BlockReference
 from naive_eagle3 import NaiveEagle3
+from naive_mtp import NaiveMtp
 from table_model import PLACES
 
-from specjax.methods import BlockDraftSource, Eagle3Config
+from specjax.methods import BlockDraftSource, Eagle3Config, MtpConfig
 
 
 class NaiveTable:
@@ -95,6 +96,26 @@ def naive_eagle3(
     tensors = {name: np.asarray(x, np.float64) for name, x in tensors.items()}
     matrix = np.asarray(head, np.float64).T
     return NaiveEagle3(form, tensors, np.asarray(embedding, np.float64), matrix, features_of)
+
+
+def naive_mtp(
+    network: MtpConfig, own: Any, embedding: Any, head: Any, features_of: Any
+) -> NaiveMtp:
+    """An MTP layer with an MLP, from the parameters of an `MtpSource`."""
+    made, c = own["network"], network.layers
+    tensors = {"project.weight": made["project"]["kernel"].T}
+    norms = ("embedding_norm", "hidden_norm", *["norm"] * network.has_norm)
+    tensors |= {f"{name}.weight": made[name]["weight"] for name in norms}
+    tensors |= dict(_layer(made["layers_0"], "layers.0.", {"attention_norm": "input_layernorm"}))
+    form = types.SimpleNamespace(
+        qk_norm=False, heads=c.num_heads, kv_heads=c.num_kv_heads, head_dim=c.head_dim,
+        eps=c.norm_eps, theta=c.rope.theta, norm_output=network.feeds_normed, draft_vocab=None,
+        hidden_first=network.hidden_first, zeroes_first=network.zeroes_first,
+        has_norm=network.has_norm,
+    )  # fmt: skip
+    tensors = {name: np.asarray(x, np.float64) for name, x in tensors.items()}
+    matrix = np.asarray(head, np.float64).T
+    return NaiveMtp(form, tensors, np.asarray(embedding, np.float64), matrix, features_of)
 
 
 _CORRECTIONS = {

@@ -32,6 +32,10 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
         "ssm_state_size": 5, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32, "expand": 1,
     }  # fmt: skip
     nemotron.pop("num_hidden_layers")
+    moe = {
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        "moe_shared_expert_intermediate_size": 10, "layer_norm_epsilon": 0.05,
+    }  # fmt: skip
     olmo = {
         **grouped, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_key_head_dim": 3, "linear_value_head_dim": 6,
@@ -39,8 +43,28 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
     chosen = {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_eps": 0.05,
     }  # fmt: skip
+    kimi = {
+        **sizes, "num_key_value_heads": 4, "kv_lora_rank": 10, "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4, "v_head_dim": 7, "rms_norm_eps": 0.05, "num_experts": 8,
+        "num_experts_per_token": 2, "moe_intermediate_size": 12, "num_hidden_layers": 2,
+    }  # fmt: skip
     lfm2 = {**grouped, "block_multiple_of": 8}
     return {
+        "kimi_linear": {
+            "a dense layer": {
+                **kimi, "num_hidden_layers": 3, "linear_attn_config": {
+                    "full_attn_layers": [2], "kda_layers": [1, 3], "num_heads": 3, "head_dim": 5,
+                    "short_conv_kernel_size": 4,
+                },
+            },
+            "groups, biases": {
+                **kimi, "layer_types": ["full_attention", "linear_attention"],
+                "mlp_layer_types": ["sparse", "dense"], "num_expert_group": 4, "topk_group": 2,
+                "moe_renormalize": False, "attention_bias": True, "q_lora_rank": 9,
+                "num_shared_experts": 2, "linear_num_heads": 2, "linear_head_dim": 6,
+                "linear_conv_kernel_dim": 3,
+            },
+        },
         "lfm2": {
             "conv, attention": {
                 **lfm2, "num_hidden_layers": 3,
@@ -71,6 +95,11 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
                 **granite, "num_hidden_layers": 2, "layer_types": ["attention", "mamba"],
                 "position_embedding_type": "rope", "mamba_proj_bias": True,
                 "attention_bias": True, "mamba_conv_bias": False, "tie_word_embeddings": True,
+            },
+            "experts": {
+                **granite, "num_hidden_layers": 2, "layer_types": ["attention", "mamba"],
+                "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 12,
+                "shared_intermediate_size": 10, "rms_norm_eps": 0.05,
             },
             "attention": {
                 **granite, "num_hidden_layers": 1, "layer_types": ["attention"],
@@ -104,6 +133,14 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
         },
         "nemotron_h": {
             "no biases": {**nemotron, "hybrid_override_pattern": "M-*M"},
+            "experts": {
+                **nemotron, **moe, "hybrid_override_pattern": "ME*E", "n_group": 2,
+                "topk_group": 1, "routed_scaling_factor": 1.7,
+            },
+            "narrow experts, biases": {
+                **nemotron, **moe, "hybrid_override_pattern": "-E*", "mlp_bias": True,
+                "moe_latent_size": 8, "norm_topk_prob": False,
+            },
             "biases": {
                 **nemotron, "hybrid_override_pattern": "-M*", "use_bias": True, "mlp_bias": True,
                 "use_conv_bias": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -19,12 +20,15 @@ from specjax.methods import (
     Eagle3Config,
     Eagle3Source,
     MarkovHead,
+    MtpConfig,
+    MtpSource,
     SharedParams,
     eagle3_shapes,
     initial_block,
+    mtp_shapes,
 )
-from specjax.models import LinenModel, TransformerConfig
-from specjax.proposers import BestFirst, Chain, ChoiceTree
+from specjax.models import LinenModel, TransformerConfig, mtp_layers
+from specjax.proposers import BestFirst, Chain, ChoiceTree, StaticTree
 from specjax.types import Arrays
 
 _DRAFTED = 4
@@ -102,6 +106,19 @@ def _dspark(target: Shapes, draft: Shapes) -> Sketch:
     return _block(target, 7, 0, True)
 
 
+def _mtp(shape: Callable[[MtpSource], Proposer], head_tokens: int | None = None) -> Maker:
+    """One layer like the target's last with attention; the target's embedding and head."""
+
+    def make(target: Shapes, draft: Shapes) -> Sketch:
+        network = MtpConfig(mtp_layers(target.config))
+        last = target.config.num_layers + 1
+        source = MtpSource(network, target.model.vocab_size, (last,), head_tokens)
+        own = {"network": _like(mtp_shapes(network), target)}
+        return Sketch(shape(source), _sharing(own, target, "embedding", "head"))
+
+    return make
+
+
 DRAFTERS: dict[str, Maker] = {
     "none": lambda target, draft: Sketch(specjax.NoProposer()),
     "ngram": lambda target, draft: Sketch(specjax.NGram(_DRAFTED)),
@@ -112,6 +129,10 @@ DRAFTERS: dict[str, Maker] = {
     "dflash": _dflash,
     "dflash-tree": _dflash_tree,
     "dspark": _dspark,
+    **{f"mtp-{n}": _mtp(functools.partial(Chain, num_drafts=n)) for n in (1, 2, 3)},
+    "mtp-1-of-64k": _mtp(functools.partial(Chain, num_drafts=1), 2**16),
+    "mtp-tree-of-4": _mtp(functools.partial(StaticTree, branching=(2, 1))),
+    "mtp-tree-of-8": _mtp(functools.partial(StaticTree, branching=(2, 1, 1, 1))),
 }
 
 

@@ -197,7 +197,11 @@ class KVCache(Cache):
         return put(old_keys, keys), put(old_values, values)
 
     def visible(
-        self, positions: Array, mask: Array | None = None, window: int | None = None
+        self,
+        positions: Array,
+        mask: Array | None = None,
+        window: int | None = None,
+        chunked: bool = False,
     ) -> Array:
         """Returns [B, N, S] bool, for a single layer: the slots that each staged token attends to.
 
@@ -206,6 +210,7 @@ class KVCache(Cache):
           mask: as for `visible_slots`.
           window: of a layer with sliding-window attention: a token does not attend to tokens that
             are `window` or more positions before it.
+          chunked: it does not attend to tokens before the last multiple of `window`.
         """
         width = positions.shape[1]
         index = self._text_index(width)
@@ -217,6 +222,8 @@ class KVCache(Cache):
         # depth, which may be less.
         staged = jnp.take_along_axis(positions, jnp.clip(offset, 0, width - 1), axis=1)
         slot_positions = jnp.where((offset >= 0) & (offset < width), staged, index)
+        if chunked:
+            return seen & (positions[:, :, None] // window == slot_positions[:, None] // window)
         return seen & (positions[:, :, None] - slot_positions[:, None] < window)
 
     def _text_index(self, width: int) -> Array:

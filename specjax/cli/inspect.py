@@ -1,15 +1,26 @@
-"""`specjax inspect FOLDER` describes the folder of a published drafter, only from its headers."""
+"""`specjax inspect FOLDER` describes a published drafter, or packed weights, only from headers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import pathlib
 
 import jax
 
 from specjax.drafters import open_drafter
-from specjax.files import find_folder, read_config
+from specjax.files import (
+    CONFIG,
+    find_folder,
+    forms,
+    open_tensors,
+    read_config,
+    read_json,
+    read_scheme,
+    refuse_weights,
+    weight_files,
+)
 from specjax.methods import METHODS
 from specjax.models import LanguageModel, LinenModel, Transformer
 from specjax.options.command import parse
@@ -28,9 +39,11 @@ class InspectOptions(Options):
     group = "inspection"
 
     folder: str = option(
-        REQUIRED, "folder with config.json and safetensors, or org/name on the Hub",
+        REQUIRED,
+        "folder with config.json and safetensors, or org/name on the Hub: of a drafter, or of a "
+        "target with packed weights",
         positional=True,
-    )  # fmt: skip
+    )
     target: str | None = option(
         None, "folder of the target, or org/name: checks that the drafter fits its sizes"
     )
@@ -40,9 +53,17 @@ class InspectOptions(Options):
 def main(prog: str, argv: list[str]) -> None:
     arguments = parse(InspectOptions, argv, prog=prog)
     folder = find_folder(arguments.folder)
-    name, config, tensors = open_drafter(folder)
+    try:
+        name, config, tensors = open_drafter(folder)
+    except ValueError:
+        if read_scheme(folder, read_json(folder / CONFIG)) is None:
+            raise
+        _describe_packed(folder, arguments)  # it is no drafter
+        return
     target = None if arguments.target is None else _abstract(arguments.target)
     found = METHODS[name].format.describe(config, tensors, target)
+    if found.tensors is not None:
+        tensors = {name: tensors[name] for name in found.tensors}
     weights = [tensor for tensor in tensors.values() if tensor.kind not in _TABLES]
     facts = {
         "format": name,
@@ -81,6 +102,42 @@ def main(prog: str, argv: list[str]) -> None:
     ]
     if target is not None:
         rows.append(("fits", f"{target.name} in its sizes"))
+    for label, text in rows:
+        print(f"  {label:<22}{text}")
+
+
+def _describe_packed(folder: pathlib.Path, arguments: InspectOptions) -> None:
+    """Prints the formats of a target with packed weights."""
+    if arguments.target is not None:
+        raise ValueError(
+            f"{folder} has packed weights, so it is no drafter; leave out --target {folder.name}"
+        )
+    config, _, ours = read_config(folder)
+    scheme = read_scheme(folder, config)
+    assert scheme is not None
+    held, faults = open_tensors(weight_files(folder))
+    opened, more = scheme.open(held)
+    refuse_weights(folder, faults + more)
+    found = forms(opened)
+    facts = {
+        "model_type": ours.family,
+        "method": scheme.method,
+        "formats": found,
+        "plain": len(opened) - sum(found.values()),
+        "parameters": sum(math.prod(tensor.shape) for tensor in opened.values()),
+        "bytes": sum(
+            math.prod(tensor.shape) * _BYTES.get(tensor.kind, 1) for tensor in held.values()
+        ),
+    }
+    if arguments.json:
+        print(json.dumps(facts))
+        return
+    packed = ", ".join(f"{many} matrices in {form}" for form, many in found.items())
+    rows = [
+        ("model", f"{ours.family}, {ours.num_layers} layers"),
+        ("quantisation", f"{scheme.method}: {packed}; {facts['plain']} plain tensors"),
+        ("size", f"{facts['parameters']:,} parameters, {facts['bytes']:,} bytes"),
+    ]
     for label, text in rows:
         print(f"  {label:<22}{text}")
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from specjax.drafters.arranging import CHAIN, arrange, as_chain
     from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
     from specjax.drafters.costs import cost_aware
-    from specjax.drafters.folder import load_drafter, open_drafter, save_drafter
+    from specjax.drafters.folder import load_drafter, load_mtp, open_drafter, save_drafter
     from specjax.methods import (
         Adapter,
         BoundDrafter,
@@ -50,6 +50,7 @@ __all__ = [
     "drafter_by_name",
     "first_of",
     "load_drafter",
+    "load_mtp",
     "make_drafter",
     "open_drafter",
     "own_drafter",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
 from specjax._internal.checks import shown, typed
 from specjax.contract import Proposer
-from specjax.drafters.arranging import CHAIN
+from specjax.drafters.arranging import CHAIN, as_chain
+from specjax.drafters.folder import mtp_of
 from specjax.methods import Adapter, BoundDrafter, Drafter, make_drafter
-from specjax.models import LanguageModel
+from specjax.models import Int8, LanguageModel
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
 
 _LADDER = (1, 3, 5, 9, 17, 33)
@@ -70,7 +71,7 @@ def automatic(
     dtype: str | None = None,
     num_drafts: int = CHAIN,
 ) -> Drafter:
-    """The drafter of `proposer="auto"`: prompt lookup and, if there is one, a draft model.
+    """The drafter of `proposer="auto"`: prompt lookup, and a draft model or the target's MTP layer.
 
     Args:
       target, draft: loaded models.
@@ -80,11 +81,20 @@ def automatic(
     Raises:
       ValueError: as `make_drafter`.
     """
+    if draft is None and _has_mtp(target):
+        return adaptive(as_chain(mtp_of(target), num_drafts))
     if draft is None:
         return adaptive(lookup=NGram(num_drafts))
     chain = make_drafter(target, draft, dtype=dtype, num_drafts=num_drafts)
     # Another tokenizer's draft has to read every token, in steps without drafts too.
     return adaptive(chain) if chain.proposer.resumes else chain
+
+
+def _has_mtp(target: LanguageModel) -> bool:
+    """Returns whether the target's folder has an MTP layer that can be read and used."""
+    if target.mtp != 1 or not isinstance(target.params, Mapping):
+        return False
+    return not isinstance(target.params.get("head", {}).get("kernel"), Int8)
 
 
 def widths_of(depth: int) -> tuple[int, ...]:

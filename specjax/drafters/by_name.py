@@ -13,6 +13,8 @@ from typing import Any
 from specjax._internal.checks import reworded, settle, shown
 from specjax.contract import Proposer
 from specjax.drafters.adapting import automatic
+from specjax.drafters.arranging import arrange
+from specjax.drafters.folder import mtp_of
 from specjax.methods import PROPOSERS, BoundDrafter, Drafter, EarlyExit, first_of, make_drafter
 from specjax.models import LanguageModel
 from specjax.proposers import Chain, DynamicTree, Forced, NGram, NoProposer, StaticTree
@@ -31,6 +33,7 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "first-of": ("num_drafts", "confidence_threshold"),
     "ngram": ("num_drafts", "max_ngram", "min_ngram"),
     "forced": ("num_drafts",),
+    "mtp": ("num_drafts",),
     "medusa": (),
     "datastore": (),
 }
@@ -54,7 +57,7 @@ def drafter_by_name(
     """Makes a proposer with its weights, by name.
 
     Args:
-      name: a key of `PROPOSERS`, "auto", "self-int8", or "module:Name".
+      name: a key of `PROPOSERS`, "auto", "mtp", "self-int8", or "module:Name".
       target, draft: loaded models.
       dtype: "int8" quantises the draft.
       **numbers: settings of the proposer, as in `NUMBERS`; other settings are ignored.
@@ -72,10 +75,10 @@ def drafter_by_name(
     if ":" in name:
         return own_drafter(name, target, draft)
     asks_draft = name in SHAPES or name == "first-of"
-    known = ", ".join(["auto", *sorted(PROPOSERS), "self-int8"])
+    known = ", ".join(["auto", *sorted({*PROPOSERS, "mtp"}), "self-int8"])
     settle(
         (
-            name not in ("auto", "self-int8", *PROPOSERS),
+            name not in ("auto", "mtp", "self-int8", *PROPOSERS),
             f"proposer={name!r} is not a proposer; pass one of {known}, or module:Name for one "
             "of your own",
         ),
@@ -91,6 +94,8 @@ def drafter_by_name(
     )
     if name == "self-int8":
         return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
+    if name == "mtp":
+        return arrange(mtp_of(target), **_settings(name, numbers))
     if name == "auto":
         return automatic(target, draft, dtype, **_settings(name, numbers))
     settings = _settings(name, numbers)

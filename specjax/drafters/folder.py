@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import weakref
 from collections.abc import Callable
 from typing import cast
 
@@ -23,7 +24,7 @@ from specjax.files import (
     listed,
     open_tensors,
     read_json,
-    refuse_quantised,
+    read_scheme,
     replacing,
     weight_files,
     write_rows,
@@ -37,6 +38,7 @@ from specjax.methods import (
     PublishedDrafter,
     Tensors,
     save_medusa,
+    with_switches,
 )
 from specjax.models import Config, LanguageModel
 from specjax.parallel import RULES, Rules, leader
@@ -91,6 +93,72 @@ def load_drafter(
     return drafter if shape is None else drafter.shaped(shape, **numbers)
 
 
+def load_mtp(
+    target: LanguageModel,
+    shape: Callable[..., Proposer] | None = None,
+    *,
+    rules: Rules = RULES,
+    feeds_normed: bool = True,
+    zeroes_first: bool = False,
+    head_tokens: int | None = None,
+    **numbers: object,
+) -> Drafter:
+    """Reads the layer of multi-token prediction (MTP) in the target's own folder.
+
+    `generate(target, prompt, proposer="mtp")` does so, too.  The folders of Qwen3-Next, Qwen3.5 and
+    later, GLM-4.5 and later, DeepSeek V3 and ERNIE 4.5 have one; `target.mtp` is their number.  The
+    layer drafts every depth, each from its own output for the depth before.
+
+    Publishers disagree in two points, neither of which changes the text.  `specjax.tune` with both
+    drafters in `drafters=` measures which one is accepted more.
+
+    Args:
+      target: as `specjax.load` returns it.
+      shape, rules, numbers: as for `load_drafter`; by default a chain of 3 drafts.
+      feeds_normed: a draft's hidden state is the layer's output after the norm before the head, as
+        in transformers and SGLang; False: before it, as in vLLM for DeepSeek, GLM and ERNIE.
+      zeroes_first: the first pair of a text has zeros in place of its embedding, as in vLLM for
+        DeepSeek, GLM, MiMo and ERNIE.
+      head_tokens: draft only tokens with ids below this number; None: all.  Every draft reads the
+        target's output matrix, which may be several times as large as the layer; the frequent
+        tokens of a byte-pair vocabulary have the smallest ids.
+
+    Raises:
+      ValueError: the folder has no such layer, or one that does not fit.
+      OSError: the folder cannot be read any more.
+
+    Example:
+      >>> target = specjax.load("Qwen/Qwen3.5-4B")
+      >>> drafter = specjax.load_mtp(target, specjax.Chain, num_drafts=2)
+    """
+    typed("what specjax.load(folder) returns", LanguageModel, target=target)
+    typed("True or False", bool, feeds_normed=feeds_normed, zeroes_first=zeroes_first)
+    if not target.mtp or target.folder is None:
+        raise ValueError(
+            f"the folder of {target.name} has no layer of multi-token prediction (target.mtp is "
+            f'{target.mtp}): pass draft= or drafter=, or proposer="ngram"'
+        )
+    drafter = load_drafter(target.folder, target, rules=rules)
+    assert isinstance(drafter, PublishedDrafter)
+    drafter = with_switches(drafter, feeds_normed, zeroes_first, head_tokens)
+    return drafter if shape is None else drafter.shaped(shape, **numbers)
+
+
+_MTP: weakref.WeakKeyDictionary[LanguageModel, Drafter] = weakref.WeakKeyDictionary()
+"""The MTP layers that were read, for as long as their targets live."""
+
+
+def mtp_of(target: LanguageModel) -> Drafter:
+    """Returns what `load_mtp(target)` does, and reads the layer only once for each target.
+
+    Raises:
+      ValueError, OSError: as `load_mtp`.
+    """
+    if target not in _MTP:
+        _MTP[target] = load_mtp(target)
+    return _MTP[target]
+
+
 def save_drafter(
     folder: str | os.PathLike[str],
     drafter: PublishedDrafter | MedusaAdapter,
@@ -106,6 +174,7 @@ def save_drafter(
         DSpark                "deepspec", "specforge", "speculators"
         Domino                "specforge"
         Medusa                "official"
+        MTP                   "qwen", "deepseek", "ernie", "mimo"
 
     The layers of the target are always named, in the key and the numbering of the layout.  Where
     its library needs tables in the file that the drafter shares with its target, the target's are
@@ -220,16 +289,18 @@ def _refuse_others(folder: pathlib.Path) -> None:
 def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:
     """Returns the name of a folder's format, its configuration, and its tensors without "model.".
 
-    Only headers are read.
+    Only headers are read, and of packed matrices (`files.packed`) the scales.
 
     Raises:
       ValueError, OSError: as `load_drafter`.
     """
     config = read_json(folder / "config.json")
-    refuse_quantised(folder, "quantization_config" in config)
+    scheme = read_scheme(folder, config)
     tensors, faults = open_tensors(_weights(folder))
+    if scheme is not None and not faults:
+        tensors, faults = scheme.open(tensors)
     if faults:
-        raise ValueError(f"the weights in {folder} are ambiguous:\n  " + "\n  ".join(faults))
+        raise ValueError(f"the weights in {folder} cannot be read:\n  {listed(faults)}")
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     return recognised(folder, config, tensors), config, tensors
 
@@ -242,8 +313,8 @@ def recognised(folder: pathlib.Path, config: Config, tensors: Tensors) -> str:
     cure = "a whole language model is loaded with specjax.load, and passed as draft="
     if any(name.startswith(_INSIDE) for name in tensors):
         cure = (
-            "the layers of a multi-token prediction head (mtp.*) belong to targets of a family "
-            "that specjax does not read: pass a drafter of another kind"
+            "these are layers of multi-token prediction (mtp.*) in a form that specjax does not "
+            "read: pass a drafter of another kind"
         )
     raise ValueError(
         f"{folder} is not a drafter of a format that specjax reads ({', '.join(METHODS)}); its "

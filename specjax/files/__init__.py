@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     )
     from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors, read_header
     from specjax.files.hub import MEDUSA_WEIGHTS, TOKENIZER, find_folder
-    from specjax.files.tensors import all_finite, read_rows, row_faults, write_rows
+    from specjax.files.packed import forms, read_scheme
+    from specjax.files.tensors import all_finite, read_rows, row_faults, rows_of, write_rows
     from specjax.files.tokenizer import read_tokenizer
 
 __getattr__ = lazily(__name__, __file__)
@@ -42,6 +43,7 @@ __all__ = [
     "check_dtype",
     "check_links",
     "find_folder",
+    "forms",
     "listed",
     "load",
     "named",
@@ -51,12 +53,14 @@ __all__ = [
     "read_json",
     "read_outline",
     "read_rows",
+    "read_scheme",
     "read_tokenizer",
     "refuse_pickled",
     "refuse_quantised",
     "refuse_weights",
     "replacing",
     "row_faults",
+    "rows_of",
     "save",
     "weight_files",
     "write_rows",

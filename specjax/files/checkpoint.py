@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -25,9 +26,20 @@ from specjax._internal.checks import chosen, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
 from specjax._internal.platforms import default_platform
 from specjax.files.config import read_config, text_config
-from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
+from specjax.files.folder import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    named,
+    read_bytes,
+    read_json,
+    replacing,
+    weight_files,
+)
+from specjax.files.headers import open_tensors
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
+from specjax.files.packed import Scheme, read_scheme, unquantised
 from specjax.files.tensors import read_params, write_params
 from specjax.files.tokenizer import find_tokenizer
 from specjax.models import (
@@ -44,11 +56,13 @@ from specjax.models import (
     cpu_attend,
     cpu_dot_general,
     dot_general,
+    mtp_layout,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.types import Weights
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
+_INT4 = "int4"
 _GENERATION = "generation_config.json"
 _TOKENS = list_of(count(0, 2**31 - 1), "the ids of tokens")
 _RANGES = {
@@ -59,6 +73,8 @@ _RANGES = {
     "repetition_penalty": real(above=0.0),
 }
 """The sampling defaults that `generate` accepts."""
+
+_PACKED = re.compile(r"\.(qweight|weight_packed)$")
 
 _FILES = (CONFIG, _GENERATION, *TOKENIZER)
 
@@ -73,6 +89,7 @@ def load(
     rules: Rules = RULES,
     lora: str | os.PathLike[str] | None = None,
     layers: Sequence[int] | None = None,
+    dequantise: bool = False,
 ) -> LanguageModel:
     """Reads a model.
 
@@ -81,7 +98,9 @@ def load(
         `org/name` on the Hugging Face Hub, which is downloaded into the Hub's cache unless
         `HF_HUB_OFFLINE` is set.  Loading a folder never uses the network.
       dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
-        default on other devices) or float16.
+        default on other devices) or float16.  With "int4" the matrices of linear maps are rounded
+        to 4 bits in groups of 128 inputs (64 or 32 if these do not divide), and the rest has the
+        default dtype.
       precision: of products of float32 matrices: "default", "high" or "highest".  JAX's own default
         is "default", which is bfloat16 on a TPU and TensorFloat-32 on many GPUs, so that float32
         weights do not suffice for float32 logits there.
@@ -94,6 +113,9 @@ def load(
       lora: the folder of a LoRA in PEFT's format, or `org/name`, which is merged into the weights.
         A tokenizer in it replaces the model's.
       layers: read only these layers, in this order; the model then has no others.
+      dequantise: hold the packed matrices of a quantised folder (FP8, AWQ, GPTQ, ...) as plain
+        numbers in `dtype`.  By default their codes stay packed on the device, and a product widens
+        them as it reads them.
 
     Raises:
       ValueError: with every mismatch, and the fix.
@@ -105,6 +127,12 @@ def load(
       512
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
+    in_int4 = isinstance(dtype, str) and dtype == _INT4
+    if in_int4 and dequantise:
+        raise ValueError(
+            'dtype="int4" holds matrices packed and dequantise=True does not; leave one of them out'
+        )
+    dtype = None if in_int4 else dtype
     dtype = check_dtype(
         ("float32" if platform == "cpu" else "bfloat16") if dtype is None else dtype
     )
@@ -142,8 +170,13 @@ def load(
             config=config,
             layers=layers,
             lora=adapter,
+            scheme=outline.scheme,
+            dequantise=dequantise,
+            in_int4=in_int4,
         )
-    return outline.with_weights(model, params)
+    loaded = outline.with_weights(model, params)
+    # A model with only some of the layers has other hidden states than those that MTP reads.
+    return loaded if layers is None else dataclasses.replace(loaded, mtp=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,11 +190,17 @@ class Outline:
     name: str
     defaults: Mapping[str, float]
     files: Mapping[str, bytes]
+    mtp: int
+    folder: pathlib.Path
+    scheme: Scheme | None = None  # what the folder says about packed weights
 
     def with_weights(self, model: LinenModel, params: Weights) -> LanguageModel:
-        return LanguageModel(
-            model, params, self.tokenizer, self.eos, self.name, self.defaults, self.files
-        )
+        shared = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("config", "family", "scheme")
+        }
+        return LanguageModel(model, params, **shared)
 
 
 def read_outline(path: str | os.PathLike[str]) -> Outline:
@@ -191,7 +230,18 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
     tokenizer = find_tokenizer(words, ours.vocab_size)
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
     name = name if lora is None else f"{name} with {lora.folder.name}"
-    return Outline(ours, family, tokenizer, eos, name, defaults, files)
+    mtp, scheme = _count_mtp(folder, ours.num_layers), read_scheme(folder, config)
+    return Outline(ours, family, tokenizer, eos, name, defaults, files, mtp, folder, scheme)
+
+
+def _count_mtp(folder: pathlib.Path, layers: int) -> int:
+    """Returns the number of MTP layers beside the `layers` layers of a folder's model."""
+    if not (folder / SINGLE).exists() and not (folder / INDEX).exists():
+        return 0
+    names = open_tensors(weight_files(folder))[0]
+    # The matrix may be packed, in tensors of other names.
+    found = mtp_layout((_PACKED.sub(".weight", name) for name in names), layers)
+    return 0 if found is None else found[1]
 
 
 def check_layers(layers: object, most: int) -> Sequence[int]:
@@ -213,13 +263,18 @@ def save(
     save leaves the old model, or a folder without `config.json`, which cannot be loaded.  Of
     several processes only the first writes, but all must call.
 
+    Packed whole numbers (int8, int4, AWQ, GPTQ) are written as compressed-tensors' pack-quantized,
+    with the same numbers.
+
     Args:
       model: its model is a `Transformer`.
       folder: created if needed; a model in it is replaced, other files stay.
-      dtype: of the weights, rounded to nearest; by default the dtype that they have.
+      dtype: of the weights that are not packed, rounded to nearest; by default the dtype that they
+        have.
 
     Raises:
-      ValueError: the model is not a `Transformer`, or the dtype is not supported.
+      ValueError: the model is not a `Transformer`, the dtype is not supported, or the weights are
+        packed in FP8 or FP4, or in fused tensors of experts: load it with `dequantise=True`.
 
     Example:
       >>> model = specjax.load(specjax.shipped("tiny/target"), layers=[0])
@@ -245,8 +300,8 @@ def save(
         write_params(folder / SINGLE, family, module.config, model.params, dtype)
         return
     with replacing(folder, _FILES) as new:
-        written = write_params(new / SINGLE, family, module.config, model.params, dtype)
-        files |= _configs(model, family, written.name)
+        written, packed = write_params(new / SINGLE, family, module.config, model.params, dtype)
+        files |= _configs(model, family, written.name, packed)
         for name, content in files.items():
             (new / name).write_bytes(content)
 
@@ -289,10 +344,13 @@ def _json(value: Config) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, bytes]:
+def _configs(
+    model: LanguageModel, family: Family, dtype: str, packed: Config | None
+) -> dict[str, bytes]:
     """Returns the contents of generation_config.json and config.json, in this order.
 
-    They are the contents that `load` read, with the fields that have changed since.
+    They are the contents that `load` read, with the fields that have changed since; `packed` is the
+    configuration of packed matrices.
     """
     ours, eos = model.model.module.config, model.eos
     ids = {"eos_token_id": list(eos) if len(eos) > 1 else eos[0] if eos else None}
@@ -300,7 +358,7 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
         name: json.loads(model.files[name]) if name in model.files else {}
         for name in (_GENERATION, CONFIG)
     }
-    before = text_config(loaded[CONFIG])
+    before = unquantised(text_config(loaded[CONFIG]))
     generation, config = dict(loaded[_GENERATION]), dict(before)
     # A folder of several models becomes one of its text model.
     kind = loaded[CONFIG].get("model_type")
@@ -322,6 +380,8 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
     }
     if "bos_token_id" in ids or _eos(model.name, generation, before) != eos:
         config, generation = config | ids, generation | ids
+    if packed is not None:
+        config["quantization_config"] = packed
     if _defaults(model.name, generation) != model.defaults:
         generation = {name: value for name, value in generation.items() if name not in OFF}
         generation |= {"do_sample": "temperature" in model.defaults, **model.defaults}

@@ -19,10 +19,10 @@ from specjax.files.folder import (
     SINGLE,
     named,
     read_json,
-    refuse_quantised,
     weight_files,
 )
 from specjax.files.headers import equal, open_tensors
+from specjax.files.packed import read_scheme
 from specjax.files.tensors import rows_of
 from specjax.models import FAMILIES, NESTED, Config, Family, TransformerConfig, check_fields
 
@@ -76,13 +76,11 @@ def _head_of_its_own(folder: pathlib.Path, family: Family, config: TransformerCo
 
 def _family(folder: pathlib.Path, config: Config) -> Family:
     kind, code = config.get("model_type"), config.get("auto_map") or {}
-    refuse_quantised(folder, config.get("quantization_config"))
+    read_scheme(folder, config)
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if isinstance(kind, str) and kind in NESTED:
         with named(folder / CONFIG):
-            text = NESTED[kind].text(config)
             family = NESTED[kind].family(config, FAMILIES)
-        refuse_quantised(folder, text.get("quantization_config"))
     named_class = code.get("AutoModelForCausalLM") if isinstance(code, dict) else code
     plain = None if family is None else family.architecture
     if named_class and str(named_class).rpartition(".")[2] != plain:

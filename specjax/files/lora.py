@@ -98,6 +98,7 @@ class Merged(Stored):
     change: Change
     turned: bool  # stored as [in, out]
     latest: dict[Stored, np.ndarray] = dataclasses.field(compare=False, hash=False)
+    base: Stored = dataclasses.field(compare=False, hash=False)  # may be packed
 
     def map(self) -> np.ndarray:
         """Returns the merged tensor in float32."""
@@ -105,7 +106,7 @@ class Merged(Stored):
             self.latest.clear()
             product = self.change.product()
             product = product.T if self.turned else product
-            self.latest[self] = super().map().astype(np.float32) + product
+            self.latest[self] = self.base.map().astype(np.float32) + product
         return self.latest[self]
 
 
@@ -163,7 +164,9 @@ class Lora:
                 if shape != found.shape:
                     faults.append(_misfit(name, shape, found.shape))
                 parts = {f.name: vars(found)[f.name] for f in dataclasses.fields(Stored)}
-                merged[there] = Merged(**parts, change=change, turned=turned, latest=latest)
+                merged[there] = Merged(
+                    **parts, change=change, turned=turned, latest=latest, base=found
+                )
         if faults:
             raise ValueError(
                 f"{self.folder} is not a LoRA for {base}; it says that its base is "

@@ -28,7 +28,30 @@ from tqdm import tqdm
 from specjax.files.folder import listed, refuse_weights, weight_files
 from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
-from specjax.models import FUSED, Family, LinenModel, Tensor, TransformerConfig
+from specjax.files.packed import (
+    Scheme,
+    check_rounded_shards,
+    check_shards,
+    held_bytes,
+    may_be_packed,
+    packed_tables,
+    read_leaf,
+    refuse_shards,
+    rounded_leaf,
+    stays_packed,
+    without_zero_biases,
+)
+from specjax.models import (
+    FUSED,
+    Config,
+    Family,
+    LinenModel,
+    Packed,
+    Tensor,
+    TransformerConfig,
+    is_packed,
+    mtp_beginnings,
+)
 from specjax.parallel import Shardings, devices_of, leader, require, to_host
 from specjax.types import ArrayTree, Weights
 
@@ -51,6 +74,9 @@ def read_params(
     config: TransformerConfig | None = None,
     layers: Sequence[int] | None = None,
     lora: Lora | None = None,
+    scheme: Scheme | None = None,
+    dequantise: bool = False,
+    in_int4: bool = False,
 ) -> dict[str, ArrayTree]:
     """Reads the parameters of `model`, in `dtype`.
 
@@ -65,6 +91,9 @@ def read_params(
       config: of the model in the files; None: that of `model`.
       layers: the layers of `config` that are layers 0, 1, ... of the model; None: all.
       lora: changes that are merged into the tensors.
+      scheme: what the folder says about packed weights.
+      dequantise: hold packed matrices in `dtype`, as all others.
+      in_int4: round the matrices of linear maps that are not packed to 4 bits.
 
     Raises:
       ValueError: with every tensor that is missing, unexpected, stored twice, or of another shape
@@ -72,6 +101,9 @@ def read_params(
         infinities in `dtype` (each process reports those that it reads).
     """
     stored, faults = open_tensors(weight_files(folder))
+    if scheme is not None:
+        stored, more = scheme.open(stored)
+        refuse_weights(folder, faults + more)
     config = config or cast(TransformerConfig, model.module.config)
     # Tracing a model of very many layers takes minutes, and its table of experts gigabytes.
     least = config.num_layers if family.fused else config.least_tensors
@@ -89,6 +121,8 @@ def read_params(
         dict[_Path, NamedSharding], {} if shardings is None else flatten_dict(shardings())
     )
     table = rows_of(family, config, stored)
+    if scheme is not None:
+        stored = without_zero_biases(stored, {row.name for row in table})
     stored = _cut_as(table if layers is None else _cut(table, layers), family.cut, shapes, stored)
     if lora is not None:
         stored = lora.onto(folder, stored, table, family.spelled, config.tied_embeddings)
@@ -109,7 +143,9 @@ def read_params(
             faults.append(
                 f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}"
             )
-    return _read_leaves(folder, rows, shapes, stored, faults, dtype, placed)
+    return _read_leaves(
+        folder, rows, shapes, stored, faults, dtype, placed, not dequantise, in_int4
+    )
 
 
 def read_rows(
@@ -145,28 +181,70 @@ def _read_leaves(
     faults: list[str],
     dtype: DTypeLike,
     placed: dict[_Path, NamedSharding],
+    packed: bool = False,
+    in_int4: bool = False,
 ) -> dict[str, ArrayTree]:
+    """Reads parameters that were checked.
+
+    If `packed` is set, packed matrices stay so, and with `in_int4` others are rounded to 4 bits.
+    """
     refuse_weights(folder, faults)
-    held = (
-        placed[path].shard_shape(shape) if path in placed else shape
-        for path, shape in shapes.items()
-    )
+    grouped = _grouped(rows, lambda row: row.path).items()
+    kept_packed = {
+        path: parts
+        for path, parts in grouped
+        if packed and stays_packed(path, parts, shapes[path], stored)
+    }
+    to_round = {
+        path
+        for path, parts in grouped
+        if in_int4
+        and path not in kept_packed
+        and may_be_packed(path, parts, shapes[path])
+        and not {*path} & {"router", "shared_gate"}
+    }
+    cuts = []
+    for path, parts in grouped:
+        if path in placed and path in kept_packed:
+            cuts.append(check_shards(parts, stored, shapes[path], placed[path]))
+        elif path in placed and path in to_round:
+            turned = path[-1] != "weight"
+            cuts.append(check_rounded_shards(parts[0].name, shapes[path], turned, placed[path]))
+    refuse_shards([fault for fault in cuts if fault is not None])
+
+    def bytes_of(path: _Path, shape: _Shape) -> float:
+        held = placed[path].shard_shape(shape) if path in placed else shape
+        each = jnp.dtype(dtype).itemsize
+        if path in kept_packed:
+            each = held_bytes(kept_packed[path], stored)
+        elif path in to_round:
+            each = 0.57  # half a byte, and two for the scale of 32 to 128 numbers
+        return math.prod(held) * each
+
     devices = next(iter(placed.values())).device_set if placed else devices_of(None)
     cure = "load it in bfloat16, or split it over more devices with mesh="
-    require(
-        sum(map(math.prod, held)) * jnp.dtype(dtype).itemsize,
-        devices,
-        f"the parameters in {folder}",
-        cure,
-    )
+    needed = sum(bytes_of(path, shape) for path, shape in shapes.items())
+    require(int(needed), devices, f"the parameters in {folder}", cure)
+    platform = next(iter(devices)).platform
     # Largest first, because reading needs temporary copies and memory fills up.
-    grouped = _grouped(rows, lambda row: row.path).items()
     leaves = sorted(grouped, key=lambda leaf: -math.prod(shapes[leaf[0]]))
-    params: dict[_Path, Array] = {}
+    params: dict[_Path, Array | Packed] = {}
     spoilt: set[str] = set()
     for path, parts in tqdm(
         leaves, desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False
     ):
+        if path in kept_packed:
+            at = placed.get(path)
+            leaf, bad = read_leaf(parts, shapes[path], stored, at, platform, _part_shape)
+            spoilt |= set(bad)
+            params[path] = jax.block_until_ready(leaf)
+            continue
+        if path in to_round:
+            whole = tuple(slice(None) for _ in shapes[path])
+            dense = _reader(parts, shapes[path], stored, jnp.float32, spoilt)(whole)
+            at, turned = placed.get(path), path[-1] != "weight"
+            params[path] = jax.block_until_ready(rounded_leaf(dense, turned, at, platform))
+            continue
         kept = jnp.dtype(jnp.float32 if parts[0].wide else dtype)
         read = _reader(parts, shapes[path], stored, kept, spoilt)
         if path in placed:
@@ -198,9 +276,23 @@ def write_params(
     config: TransformerConfig,
     params: Weights,
     dtype: DTypeLike | None = None,
-) -> np.dtype:
-    """Writes the parameters of a model; as `write_rows`, by the table of a family."""
-    return write_rows(file, family.tensors(config), params, dtype)
+) -> tuple[np.dtype, Config | None]:
+    """Writes the parameters of a model; as `write_rows`, by the table of a family.
+
+    Packed matrices are written as compressed-tensors, whatever the dtype of the others.
+
+    Returns:
+      The dtype of the first row, and the configuration of the packed matrices, if there are some.
+
+    Raises:
+      ValueError: a packed matrix cannot be written.
+    """
+    rows, leaves = family.tensors(config), _flat(params)
+    by_name = _grouped(_as_held(rows, leaves), lambda row: row.name)
+    tables, quantisation = packed_tables(by_name, leaves)
+    packed = {path for path, leaf in leaves.items() if is_packed(leaf)}
+    plain = [row for row in _as_held(rows, leaves) if row.path not in packed]
+    return write_rows(file, plain, params, dtype, tables), quantisation
 
 
 def write_rows(
@@ -257,13 +349,11 @@ def write_rows(
     return tensors[rows[0].name][1]
 
 
-def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
+def rows_of(
+    family: Family, config: TransformerConfig, stored: Mapping[str, Stored]
+) -> list[Tensor]:
     """Returns the table of the family, with the names as the stored ones are spelled."""
-    stored = tuple(stored)
-    fused = family.fused_tensors is not None and any(name.endswith(FUSED) for name in stored)
-    rows = (
-        family.fused_tensors(config) if fused and family.fused_tensors else family.tensors(config)
-    )
+    rows = _table_of(family, config, stored)
     for own, spellings in family.prefixes.items():
         used = (prefix for prefix in spellings if any(name.startswith(prefix) for name in stored))
         prefix = next(used, own)
@@ -275,6 +365,19 @@ def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) ->
         ]
     names = set(stored)
     return [_as_spelled(row, family.aliases, names) for row in rows] if family.aliases else rows
+
+
+def _table_of(
+    family: Family, config: TransformerConfig, stored: Mapping[str, Stored]
+) -> list[Tensor]:
+    """Returns the table of files that hold the experts of a layer as the stored ones do."""
+    found = {file.shape for name, file in stored.items() if name.endswith(FUSED)}
+    if family.fused_tensors is None or not found:
+        return family.tensors(config)
+    rows = family.fused_tensors(config)
+    wanted = {row.shape for row in rows if row.name.endswith(FUSED)}
+    turned = family.turned_tensors is not None and not found & {*wanted}
+    return family.turned_tensors(config) if turned and family.turned_tensors else rows
 
 
 def _as_spelled(row: Tensor, aliases: Mapping[str, str], stored: set[str]) -> Tensor:
@@ -404,6 +507,7 @@ def _leftovers(
     Buffers, a second copy of a tied embedding, and the tensors of other models are ignored.
     """
     skipped = tuple(name.format(num_layers=config.num_layers) for name in family.skipped)
+    skipped += mtp_beginnings(stored, config.num_layers)
     untied = rows_of(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
     unread = [

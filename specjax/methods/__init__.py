@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         read_block,
     )
     from specjax.methods.early_exit import EarlyExit, EarlyExitSource
+    from specjax.methods.gemma_assistant import AssistantConfig, AssistantSource, assistant_shapes
     from specjax.methods.medusa import (
         Medusa,
         MedusaAdapter,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         medusa_logits,
         save_medusa,
     )
+    from specjax.methods.mtp import Mtp, MtpConfig, MtpSource, mtp_shapes, with_switches
     from specjax.methods.peagle import PEagleSource
     from specjax.methods.published import (
         Description,
@@ -102,6 +104,8 @@ __all__ = [
     "PROPOSERS",
     "Adapter",
     "AdapterBank",
+    "AssistantConfig",
+    "AssistantSource",
     "BlockDraft",
     "BlockDraftConfig",
     "BlockDraftSource",
@@ -132,6 +136,9 @@ __all__ = [
     "MedusaHeads",
     "MedusaParams",
     "MedusaSource",
+    "Mtp",
+    "MtpConfig",
+    "MtpSource",
     "PEagleSource",
     "Predicted",
     "PrefixGRU",
@@ -145,6 +152,7 @@ __all__ = [
     "TranslatedSource",
     "Universal",
     "UniversalParams",
+    "assistant_shapes",
     "block_axes",
     "by_row",
     "describe_datastore",
@@ -163,6 +171,7 @@ __all__ = [
     "measure_ranks",
     "medusa_hidden",
     "medusa_logits",
+    "mtp_shapes",
     "own_shardings",
     "predict_size",
     "read_block",
@@ -172,4 +181,5 @@ __all__ = [
     "stage_context",
     "text_files",
     "with_draft",
+    "with_switches",
 ]

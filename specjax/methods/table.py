@@ -14,7 +14,9 @@ from specjax.methods.datastore import DatastoreLookup
 from specjax.methods.draft_model import DraftModel, DraftTree, Universal
 from specjax.methods.eagle3 import EAGLE3
 from specjax.methods.early_exit import EarlyExit
+from specjax.methods.gemma_assistant import ASSISTANT
 from specjax.methods.medusa import MEDUSA, Medusa
+from specjax.methods.mtp import MTP_FORMAT
 from specjax.methods.peagle import PEAGLE
 from specjax.methods.published import Format
 from specjax.proposers import DynamicTree, FirstOf, Forced, NGram, NoProposer
@@ -39,7 +41,9 @@ class Method:
 _HERE = "specjax.methods"
 
 METHODS: dict[str, Method] = {
+    "gemma-assistant": Method(ASSISTANT),
     "medusa": Method(MEDUSA),  # train.medusa trains its heads
+    "mtp": Method(MTP_FORMAT, f"{_HERE}.mtp.learner:plan_mtp", 1),
     "dspark": Method(DSPARK, f"{_HERE}.block.learner:plan_dspark", 5),
     "domino": Method(DOMINO),
     "dflash": Method(DFLASH, f"{_HERE}.block.learner:plan_dflash", 5),

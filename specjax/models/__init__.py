@@ -14,17 +14,23 @@ if TYPE_CHECKING:
     from specjax.models.families import (
         FAMILIES,
         FUSED,
+        MTP,
         NESTED,
         Config,
         Family,
+        MtpNames,
         Nested,
         Tensor,
         check_fields,
+        mtp_beginnings,
+        mtp_layers,
+        mtp_layout,
     )
     from specjax.models.feed_forward import MLP, Stacks, grouped, in_tiles
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
-    from specjax.models.mixers import Attention, Latent, LatentAttention
+    from specjax.models.mixers import Attention, AttentionSizes, Latent, LatentAttention
+    from specjax.models.packed import Packed, holds_packed, is_packed
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
         Int8,
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
         Tables,
         Transformer,
         head_matrix,
+        run_layers,
     )
     from specjax.models.vocabulary import on_target
 
@@ -62,10 +69,12 @@ __all__ = [
     "FAMILIES",
     "FUSED",
     "MLP",
+    "MTP",
     "NESTED",
     "OFF",
     "PRECISIONS",
     "Attention",
+    "AttentionSizes",
     "Config",
     "Dense",
     "Family",
@@ -77,8 +86,10 @@ __all__ = [
     "Layer",
     "LinenModel",
     "Mixer",
+    "MtpNames",
     "Nested",
     "Norm",
+    "Packed",
     "Rope",
     "Router",
     "Stacks",
@@ -99,9 +110,14 @@ __all__ = [
     "from_nnx",
     "grouped",
     "head_matrix",
+    "holds_packed",
     "in_tiles",
     "int8_dot_general",
+    "is_packed",
     "look_up",
+    "mtp_beginnings",
+    "mtp_layers",
+    "mtp_layout",
     "named_param",
     "on_target",
     "quantise",
@@ -109,4 +125,5 @@ __all__ = [
     "residual_scale",
     "rotate",
     "route",
+    "run_layers",
 ]

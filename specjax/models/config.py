@@ -44,6 +44,7 @@ MOST = {
     "num_experts": 2**14,
     "experts_per_token": 2**14,
     "expert_size": 2**24,
+    "expert_width": 2**20,
     "per_layer_size": 2**20,
     "shared_size": 2**24,
 }
@@ -54,12 +55,13 @@ making this library build a list for each of 10^7 experts before it reads the we
 _CHOICES = {
     "norm": ("rms", "layer", "centred"),
     "norm_order": NORM_ORDERS,
-    "qk_norm": (None, "head", "heads", "whole"),
+    "qk_norm": (None, "head", "heads", "whole", "unit"),
     "activation": ("silu", "relu", "relu2", "gelu", "gelu_tanh"),
 }
-_FLAGS = ("interleaved", "tied_embeddings", "final_norm", "qkv_bias", "out_bias", "output_gate",
-          "qk_norm_last", "value_norm", "sinks", "gated", "mlp_bias", "wide_sharing", "layer_scale",
-          "normalise_experts", "expert_bias", "shared_gate", "experts_beside")  # fmt: skip
+_FLAGS = ("interleaved", "tied_embeddings", "head_bias", "final_norm", "qkv_bias", "out_bias",
+          "output_gate", "qk_norm_last", "value_norm", "sinks", "chunked", "gated", "mlp_bias",
+          "wide_sharing", "layer_scale", "normalise_experts", "expert_bias", "shared_gate",
+          "experts_beside")  # fmt: skip
 _NUMBERS = {
     **dict.fromkeys(("embedding_scale", "norm_eps", "init_scale", "gate_slope"), "[0, 3.4e38]"),
     **dict.fromkeys(("branch_scale", "logit_scale", "gate_scale", "down_scale"), "(0, 3.4e38]"),
@@ -176,6 +178,7 @@ class TransformerConfig:
     embedding_size: int | None = None  # None: `hidden_size`; else embeddings are projected
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
+    head_bias: bool = False  # of the output matrix
     logit_scale: float = 1.0  # of the final hidden state, and so of the logits
     logit_softcap: float | None = None  # c tanh(x / c)
     # Norms
@@ -192,7 +195,8 @@ class TransformerConfig:
     out_bias: bool = False
     output_gate: bool = False  # the output is multiplied by sigmoid(W x) before `o`
     # RMS norm of queries and keys: over each "head", or over the "whole" projection; or "heads": a
-    # layer norm without bias over each head, with weights of its own.
+    # layer norm without bias over each head, with weights of its own; or "unit": an RMS norm over
+    # each head without weights, in layers whose rope turns something.
     qk_norm: str | None = None
     qk_norm_last: bool = False  # after the rope
     query_scale: float | None = None  # by default head_dim ** -0.5
@@ -200,6 +204,9 @@ class TransformerConfig:
     attention_softcap: float | None = None
     sinks: bool = False  # a learned score for each head joins the softmax, with a value of 0
     windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
+    # A token attends to the tokens of its own chunk: those at positions from the last multiple of
+    # the window on.
+    chunked: bool = False
     # Layers with another mixer than this attention
     mixers: tuple[Mixer | None, ...] = ()  # by layer; None: attention
     # MLP
@@ -219,6 +226,7 @@ class TransformerConfig:
     num_experts: int = 0
     experts_per_token: int = 2
     expert_size: int = 0
+    expert_width: int = 0  # of what experts read and write; 0: that of the stream
     normalise_experts: bool = True  # the chosen experts' weights sum to 1
     router: Router = dataclasses.field(default_factory=Router)
     expert_bias: bool = False  # of gate, up and down
@@ -241,6 +249,14 @@ class TransformerConfig:
                 self.num_heads % heads,
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={heads}: "
                 "grouped-query attention shares each key head among the same number of query heads",
+            ),
+            (
+                self.head_bias and self.tied_embeddings,
+                "head_bias=True and tied_embeddings=True; only an output matrix of its own has one",
+            ),
+            (
+                self.expert_bias and not self.gated,
+                "expert_bias=True and gated=False; only experts with a gate have biases",
             ),
             (
                 self.experts_beside and self.norm_order != "sandwich",
@@ -293,7 +309,7 @@ class TransformerConfig:
     def _check_sizes(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 1
-            if name in ("per_layer_size", "shared_size") or (
+            if name in ("per_layer_size", "shared_size", "expert_width") or (
                 name in ("num_experts", "expert_size") and not self.num_experts
             ):
                 least = 0
@@ -344,9 +360,9 @@ class TransformerConfig:
 
     @property
     def least_tensors(self) -> int:
-        """Returns a lower bound of the tensors in the files: one a layer, and three an expert."""
+        """Returns a lower bound of the tensors: one a layer, and two or three an expert."""
         sparse = sum(self.is_sparse(i) for i in range(self.num_layers))
-        return self.num_layers + 3 * sparse * self.num_experts
+        return self.num_layers + (3 if self.gated else 2) * sparse * self.num_experts
 
     def rope_of(self, layer: int) -> Rope | None:
         """Returns the rotary embedding of a layer, counted from 0; None if the layer has none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import tokenizers
 
 from specjax.models.base import LinenModel
+from specjax.models.packed import is_packed
 from specjax.models.transformer import Transformer
 
 OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -29,6 +31,8 @@ class LanguageModel:
     defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # The contents of the files in its folder, by name, without the weights.
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    mtp: int = 0  # layers of multi-token prediction in its folder, which `specjax.load_mtp` reads
+    folder: pathlib.Path | None = None  # that it was read from
 
     def __repr__(self) -> str:
         """Returns one line; a dataclass would print every weight."""
@@ -46,7 +50,7 @@ class LanguageModel:
         module = self.model.module if isinstance(self.model, LinenModel) else None
         is_twice = isinstance(module, Transformer) and module.separate_head
         twice = self.params["embedding"].size if is_twice else 0
-        return sum(leaf.size for leaf in jax.tree.leaves(self.params)) - twice
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_packed)) - twice
 
     def settings(self, **chosen: Any) -> dict[str, Any]:
         """Returns sampling settings: each from `chosen`, `defaults` or `OFF`, in this order."""

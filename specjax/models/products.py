@@ -9,6 +9,7 @@ case, and rounded once.  `cpu_dot_general` has kernels of its own for few rows.
 from __future__ import annotations
 
 import functools
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,16 @@ from jax.lax import DotDimensionNumbers
 
 from specjax import kernels
 from specjax._internal.platforms import on_cpu
+from specjax.models.packed import PackedKernel
 
 
-def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
+def dot_general(x: Array, kernel: Array | PackedKernel, dimensions: DotDimensionNumbers) -> Array:
     """Computes `jax.lax.dot_general` of activations [..., in] and a matrix, in the dtype of x.
 
     `dimensions` must contract the last axis of x.
     """
+    if isinstance(kernel, PackedKernel):
+        return kernel.product(x, dimensions)
     product = functools.partial(jax.lax.dot_general, dimension_numbers=dimensions)
     if x.dtype == jnp.float32:  # also with a kernel in bfloat16, as a router has it
         return product(x, kernel.astype(jnp.float32))
@@ -37,12 +41,20 @@ def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Arr
     return on_cpu(cpu, product, x, kernel)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def cpu_dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
+def cpu_dot_general(
+    x: Array, kernel: Array | PackedKernel, dimensions: DotDimensionNumbers
+) -> Array:
     """Computes `dot_general` for arrays on one device, with `specjax.kernels` for few rows.
 
     On several devices XLA would gather the kernel, so models on them take `dot_general`.
     """
+    if isinstance(kernel, PackedKernel):
+        return kernel.product(x, dimensions, alone=True)
+    return _cpu_dot_general(x, kernel, dimensions)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _cpu_dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
     ((_, (summed,)), _) = dimensions
     product = functools.partial(dot_general, dimensions=dimensions)
     if not kernels.takes(x.size // x.shape[-1], kernel, summed):
@@ -55,30 +67,35 @@ def cpu_dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) ->
     return on_cpu(few, product, x, kernel)
 
 
-@cpu_dot_general.defjvp
+@_cpu_dot_general.defjvp
 def _(
     dimensions: DotDimensionNumbers, primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     (x, kernel), (dx, dkernel) = primals, tangents
-    y = cpu_dot_general(x, kernel, dimensions)
+    y = _cpu_dot_general(x, kernel, dimensions)
     return y, dot_general(dx, kernel, dimensions) + dot_general(x, dkernel, dimensions)
 
 
-def stacked_product(x: Array, stack: Array, number: Array) -> Array:
-    """Computes x [M, K] times the matrix `number` of a stack [E, K, N], in float32, on one CPU.
+def stacked_product(
+    x: Array, stack: Array | PackedKernel, number: Array, alone: bool = True
+) -> Array:
+    """Computes x [M, K] times the matrix `number` of a stack [E, K, N], in float32.
 
-    For few rows it reads that matrix once, with `specjax.kernels`.  For more rows, and without
-    them, XLA copies it first.
+    The arrays are on one CPU; those of a packed stack may be on other devices, and on several if
+    `alone` is false.  For few rows it reads that matrix once, with `specjax.kernels`.  For more
+    rows, and without them, XLA copies it first.
     """
-    if kernels.takes_stacked(stack) and len(x) <= kernels.most_rows(stack.dtype.name):
+    if isinstance(stack, PackedKernel):
+        return stack.product_with(x, number, alone)
+    if alone and kernels.takes_stacked(stack) and len(x) <= kernels.most_rows(stack.dtype.name):
         return kernels.few_rows_of(x, stack, number)
     cut = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
     if stack.dtype != jnp.bfloat16:
         matrix = cut(stack, number)
     else:  # otherwise XLA:CPU converts the whole stack to float32 (see `layers.look_up`)
-        stack, number = jax.lax.optimization_barrier((stack, number))
-        words = cut(jax.lax.bitcast_convert_type(stack, jnp.uint16), number)
-        matrix = jax.lax.bitcast_convert_type(words, stack.dtype)
+        whole, number = jax.lax.optimization_barrier((stack, number))
+        words = cut(jax.lax.bitcast_convert_type(cast(Array, whole), jnp.uint16), number)
+        matrix = jax.lax.bitcast_convert_type(words, jnp.bfloat16)
     return float32_dot_general(x, matrix, (((1,), (0,)), ((), ())))
 
 

@@ -31,6 +31,7 @@ from specjax._internal.platforms import on_cpu
 from specjax.models.attention import attend
 from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
+from specjax.models.packed import Packed
 from specjax.models.products import cpu_dot_general, dot_general
 from specjax.models.transformer import Transformer
 from specjax.types import Weights
@@ -200,7 +201,9 @@ def _quantise(params: Mapping[str, Any]) -> Weights:
         # A kernel [in, out], or a transposed one, which has the name "weight".  So has the weight
         # of a norm, but it is 1-D.
         elif name in ("kernel", "weight") and leaf.ndim == 2:
-            quantised["kernel"] = jax.jit(Int8.quantise)(leaf if name == "kernel" else leaf.T)
+            # A packed matrix is widened, and rounded again.
+            wide = leaf.dense(jnp.float32) if isinstance(leaf, Packed) else leaf
+            quantised["kernel"] = jax.jit(Int8.quantise)(wide if name == "kernel" else wide.T)
         else:
             quantised[name] = leaf
     return quantised

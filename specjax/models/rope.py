@@ -28,7 +28,10 @@ _NUMBERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """The base and the scaling of the frequencies; `kind` is a key of `SCALINGS`."""
+    """The base and the scaling of the frequencies; `kind` is a key of `SCALINGS`.
+
+    A rope of the kind "none" turns nothing, and its queries may grow nevertheless (Llama 4).
+    """
 
     theta: float = 10000.0
     kind: str = "default"
@@ -44,13 +47,16 @@ class Rope:
     factors: tuple[float, ...] = ()  # a divisor for each frequency
     # Of a yarn rope: latent attention multiplies its scores by `yarn_growth` of it, squared.
     mscale_all_dim: float = 0.0
-    # Queries at position p are multiplied by 1 + growth ln(1 + floor(p / original_max_positions)).
+    # Queries at position p are multiplied by 1 + growth ln(1 + floor(p / original_max_positions)),
+    # or by that of p + 1 if the positions are `counted_from_one`.
     growth: float = 0.0
+    counted_from_one: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError with the field, its value and the allowed values."""
         chosen("kind", self.kind, SCALINGS)
         flag("truncate", self.truncate)
+        flag("counted_from_one", self.counted_from_one)
         typed("a tuple of numbers", tuple, factors=self.factors)
         for name, interval in _NUMBERS.items():
             real(name, getattr(self, name), interval)
@@ -58,10 +64,12 @@ class Rope:
             real("factors", factor, "(0, 3.4e38]")
         if self.kind == "llama3":
             least = self.low_freq_factor
-            real("high_freq_factor", self.high_freq_factor, f"({least}, inf)", ", low_freq_factor")
+            real("high_freq_factor", self.high_freq_factor, f"[{least}, inf)", ", low_freq_factor")
 
     def turned(self, dim: int) -> int:
         """Returns R, the number of dimensions of a head that are rotated."""
+        if self.kind == "none":
+            return 0
         return dim if self.kind == "proportional" else int(dim * self.fraction)
 
     def frequencies(self, dim: int) -> np.ndarray:
@@ -77,10 +85,12 @@ class Rope:
         """
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
         found = jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude
-        found = on_cpu(_computed_once, jax.lax.optimization_barrier, found)
+        if self.kind != "none":
+            found = on_cpu(_computed_once, jax.lax.optimization_barrier, found)
         if not self.growth:
             return found
-        stretches = positions[..., None, None] // int(self.original_max_positions)
+        reached = positions[..., None, None] + int(self.counted_from_one)
+        stretches = reached // int(self.original_max_positions)
         return *found, 1 + self.growth * jnp.log1p(stretches.astype(jnp.float32))
 
 
@@ -100,8 +110,11 @@ def _computed_once(found: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
-    """Scales as Llama 3: stretches long wavelengths by `factor`, keeps short ones, and blends."""
-    span = rope.high_freq_factor - rope.low_freq_factor
+    """Scales as Llama 3: stretches long wavelengths by `factor`, keeps short ones, and blends.
+
+    Llama 4 blends nothing: its two factors are the same.
+    """
+    span = rope.high_freq_factor - rope.low_freq_factor or 1e-30
     keep = (rope.original_max_positions * freq / (2 * math.pi) - rope.low_freq_factor) / span
     keep = np.clip(keep, 0, 1)
     return (1 - keep) * freq / rope.factor + keep * freq
@@ -144,6 +157,7 @@ def yarn_growth(factor: float, mscale: float = 1.0) -> float:
 
 
 SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
+    "none": lambda rope, freq: freq,  # of which there are none
     "default": lambda rope, freq: freq,
     "linear": lambda rope, freq: freq / rope.factor,  # Chen et al. 2023, arXiv 2306.15595
     "proportional": _proportional,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NotRequired, TypedDict, cast
 
 import jax.numpy as jnp
@@ -247,31 +247,10 @@ class Transformer(nn.Module):
             weights = named_param(self, "per_layer_norm", ones, ("norm",), (c.per_layer_size,))
             embedded = Embedded(tokens, x, weights)
 
-        # Layers of one kind share their rotations and masks.
-        ropes = {(c.rope_of(i), c.rotated_of(i)) for i in range(c.num_layers)}
-        rotations = {
-            (rope, size): None if rope is None else rope.rotations(positions, size)
-            for rope, size in ropes
-        }
-        leaves = {layer: leaf for leaf, layer in enumerate(c.owners)}
-        owners = [c.owner_of(i) for i in range(c.num_layers)]
-        memories = [None if cache is None else cache.layer(leaves[owner]) for owner in owners]
-        kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
-        visible = {
-            kind: _visible(kind[1], positions, memory, mask, kind[2])
-            for kind, memory in dict(zip(kinds, memories, strict=True)).items()
-        }
-        written: dict[int, Any] = {}
-        streams = [x]
         block = nn.remat(Layer) if self.remat else Layer
-        for i in range(c.num_layers):
-            layer = block(c, i, dense, self.attend, name=f"layer_{i}")
-            turned = rotations[c.rope_of(i), c.rotated_of(i)]
-            memory = memories[i] if owners[i] == i else written[owners[i]]
-            x, part = layer(x, turned, memory, visible[kinds[i]], embedded)
-            streams.append(x)
-            if owners[i] == i:
-                written[i] = part
+        layers = [block(c, i, dense, self.attend, name=f"layer_{i}") for i in range(c.num_layers)]
+        streams, cache = run_layers(c, layers, x, positions, cache, mask, embedded)
+        x = streams[-1]
         hidden = Norm(c, name="norm")(x) if c.final_norm else x
         streams.append(hidden)
         if c.embedding_size is not None:
@@ -282,17 +261,65 @@ class Transformer(nn.Module):
         if c.tied_embeddings and not self.separate_head:
             logits = self.dot_general(hidden, embedding, (((hidden.ndim - 1,), (1,)), ((), ())))
         else:
-            logits = linear("head", c.vocab_size, ("embed", "vocab"))(hidden)
+            axes = ("embed", "vocab")
+            head = dense(c.vocab_size, axes, c.head_bias, c.init_scale, name="head")
+            logits = head(hidden)
         if c.logit_softcap is not None:
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
-        if cache is not None:
-            cache = cache.with_layers(list(written.values()))
         features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
         return ModelOutput(logits, hidden, cache, features)
 
 
+def run_layers(
+    c: TransformerConfig,
+    layers: Sequence[Callable[..., tuple[Array, Written]]],
+    x: Array,
+    positions: Array,
+    cache: KVCache | HybridCache | None,
+    mask: Array | None,
+    embedded: Embedded | None = None,
+) -> tuple[list[Array], KVCache | HybridCache | None]:
+    """Runs the layers of a network.
+
+    Args:
+      c: their configuration.
+      layers: a `Layer` for each.
+      x: [B, N, E], the residual stream before the first layer.
+      positions, cache, mask: as in `contract.Model.apply`.
+      embedded: as for `Layer`.
+
+    Returns:
+      The stream before the first layer and after each, and the cache with the tokens staged.
+    """
+    # Layers of one kind share their rotations and masks.
+    ropes = {(c.rope_of(i), c.rotated_of(i)) for i in range(c.num_layers)}
+    rotations = {
+        (rope, size): None if rope is None else rope.rotations(positions, size)
+        for rope, size in ropes
+    }
+    leaves = {layer: leaf for leaf, layer in enumerate(c.owners)}
+    owners = [c.owner_of(i) for i in range(c.num_layers)]
+    memories = [None if cache is None else cache.layer(leaves[owner]) for owner in owners]
+    kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
+    visible = {
+        kind: _visible(kind[1], c.chunked, positions, memory, mask, kind[2])
+        for kind, memory in dict(zip(kinds, memories, strict=True)).items()
+    }
+    written: dict[int, Any] = {}
+    streams = [x]
+    for i, layer in enumerate(layers):
+        turned = rotations[c.rope_of(i), c.rotated_of(i)]
+        memory = memories[i] if owners[i] == i else written[owners[i]]
+        x, part = layer(x, turned, memory, visible[kinds[i]], embedded)
+        streams.append(x)
+        if owners[i] == i:
+            written[i] = part
+    return streams, None if cache is None else cache.with_layers(list(written.values()))
+
+
 def _visible(
     window: int | None,
+    chunked: bool,
     positions: Array,
     memory: _Memory,
     mask: Array | None,
@@ -305,12 +332,15 @@ def _visible(
     """
     if both:
         slots = None if memory is None else cast(Both, memory).slots
-        seen = _visible(window, positions, cast(Memory | None, slots), mask)
+        seen = _visible(window, chunked, positions, cast(Memory | None, slots), mask)
         return cast(Array | None, seen), mask
     if isinstance(memory, LayerState):
         return mask
     if memory is not None:
-        return cast(KVCache, memory).visible(positions, mask, window)
+        return cast(KVCache, memory).visible(positions, mask, window, chunked)
+    if chunked and window is not None:
+        same = positions[:, :, None] // window == positions[:, None] // window
+        return jnp.tril(same) if mask is None else mask & same
     if mask is None or window is None:
         return mask
     return mask & (positions[:, :, None] - positions[:, None] < window)
@@ -321,6 +351,7 @@ class Head(TypedDict):
 
     kernel: NotRequired[Array]  # [E, V]
     weight: Array  # [V, E]
+    bias: NotRequired[Array]  # [V]
 
 
 class Tables(TypedDict, total=False):
@@ -331,9 +362,17 @@ class Tables(TypedDict, total=False):
 
 
 def head_matrix(params: Tables | dict[str, Any]) -> Array:
-    """Returns the output matrix [E, V] that maps hidden states to logits."""
+    """Returns the output matrix [E, V] that maps hidden states to logits.
+
+    Raises ValueError if they need a bias, too.
+    """
     if "head" not in params:
         assert "embedding" in params
         return params["embedding"].T
     head = params["head"]
+    if "bias" in head:
+        raise ValueError(
+            "the output matrix of this model has a bias (lm_head_bias). Training, and drafters "
+            "that share the matrix, would leave it out: draft with a draft model or prompt lookup"
+        )
     return head["kernel"] if "kernel" in head else head["weight"].T

@@ -95,7 +95,9 @@ class ModelOptions(Options):
         names=("--adapter",),
     )
     dtype: str | None = option(
-        None, "float32, bfloat16 or float16; default: float32 on a CPU, else bfloat16"
+        None,
+        "float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16), or int4 for the "
+        "matrices of linear maps",
     )
 
 
@@ -241,9 +243,14 @@ def make_drafter(kind: str, models: Models, numbers: Mapping[str, Value]) -> spe
         own = {name: value for name, value in numbers.items() if reads(kind, name)}
         store = specjax.load_datastore(models.drafter)
         return store.drafter(target, **cast(dict[str, Any], own))
-    if kind in DRAFTERS:
-        assert models.drafter is not None
-        loaded = specjax.load_drafter(models.drafter, target)
+    if kind == "mtp" and most == 0:
+        return drafter_by_name("none", target)
+    if kind in DRAFTERS or kind == "mtp":
+        if kind == "mtp":
+            loaded = specjax.load_mtp(target)
+        else:
+            assert models.drafter is not None
+            loaded = specjax.load_drafter(models.drafter, target)
         shape = (numbers.get(name) for name in ("num_drafts", "num_nodes", "width"))
         return arrange(loaded, *(cast(int | None, number) for number in shape))
     if ":" in kind:

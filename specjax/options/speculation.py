@@ -16,7 +16,7 @@ DRAFTERS = {"datastore": None, "drafter": "eagle3", "medusa": "medusa"}
 the library; there is none for a datastore.
 """
 
-KINDS = sorted({"auto", *specjax.PROPOSERS, *DRAFTERS} - {"universal"})
+KINDS = sorted({"auto", "mtp", *specjax.PROPOSERS, *DRAFTERS} - {"universal"})
 """Names of proposers; `draft` becomes `universal` if the draft has another tokenizer."""
 
 DRAFTED = ("draft", "tree", "dynamic-tree", "first-of")
@@ -24,7 +24,7 @@ DRAFTED = ("draft", "tree", "dynamic-tree", "first-of")
 
 WITH_DEPTH = (
     "auto", "draft", "dynamic-tree", "early-exit", "first-of", "forced", "ngram", "drafter",
-    "datastore",
+    "datastore", "mtp",
 )  # fmt: skip
 """The proposers with `--num-drafts`."""
 
@@ -73,10 +73,10 @@ class NumberOptions(Options):
     group = "proposer"
 
     width: int | None = number(
-        4, ("dynamic-tree", "drafter"), "nodes expanded per level, and children of each"
+        4, ("dynamic-tree", "drafter", "mtp"), "nodes expanded per level, and children of each"
     )
     num_nodes: int | None = number(
-        16, ("dynamic-tree", "drafter"), "nodes of the tree, including the root"
+        16, ("dynamic-tree", "drafter", "mtp"), "nodes of the tree, including the root"
     )
     exit_layer: int | None = number(
         None, ("early-exit",), "how many target layers draft; default: half"

@@ -128,7 +128,9 @@ def stretched(config: TransformerConfig, context: int) -> TransformerConfig:
     Learned positions end with their table, and a RoPE scaling is made for one context length.
     """
     ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
-    fixed = config.position_offset is not None or any(r and r.kind != "default" for r in ropes)
+    fixed = config.position_offset is not None or any(
+        r and r.kind not in ("default", "none") for r in ropes
+    )
     if fixed or config.max_positions >= context:
         return config
     return dataclasses.replace(config, max_positions=context)

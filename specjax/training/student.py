@@ -302,7 +302,7 @@ def initial_params(model: LinenModel, options: ModelOptions, mesh: Mesh | None =
         return jax.jit(model.init, out_shardings=at)(key)
     loaded = load(
         start.folder, "float32", mesh=mesh, rules=TRAINING_RULES, lora=start.lora,
-        layers=start.layers,
+        layers=start.layers, dequantise=True,
     )  # fmt: skip
     return {name: loaded.params[name] for name in jax.eval_shape(model.init, key)}
 

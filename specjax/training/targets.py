@@ -98,6 +98,7 @@ def load_target(
         mesh=mesh,
         rules=TRAINING_RULES,
         lora=options.lora,
+        dequantise=True,
     )
     if loaded.tokenizer is None:
         raise ValueError(

@@ -59,7 +59,7 @@ from specjax.generation.prompts import read_file
         (["x", *PAIR, "--logprobs", "2"], ["--logprobs", "--json"]),
         (["x", *PAIR, "--top-p", "0"], ["top_p=0", "(0, 1]"]),
         (["x", *PAIR, "--max-new-tokens", "5000"], ["5000", "256", "shorten"]),
-        (["x", *PAIR, "--dtype", "int4"], ["int4", "bfloat16"]),
+        (["x", *PAIR, "--dtype", "int5"], ["int5", "bfloat16"]),
         (["", *PAIR], ["prompt 0 is empty"]),
     ],
 )

@@ -119,7 +119,7 @@ ROPES = {
     [
         *((kind, "factor", value) for kind in ROPES for value in (0, NAN, -2.0, "8")),
         ("llama3", "low_freq_factor", -1.0),
-        ("llama3", "high_freq_factor", 1.0),
+        ("llama3", "high_freq_factor", 0.5),
         *(("yarn", key, -1.0) for key in ("beta_fast", "beta_slow", "attention_factor")),
         ("longrope", "attention_factor", NAN),
     ],
@@ -182,8 +182,36 @@ def test_heads_do_not_divide(folder):
 
 
 def test_quantised(folder):
-    """A quantised folder is refused."""
+    """A quantisation that is not supported is refused by its name, and so are its fields."""
+    for method in ("bitsandbytes", "hqq", None):
+        folders.edit(folder, quantization_config={"quant_method": method, "load_in_4bit": True})
+        refused(ValueError, folder, f"of the method {method!r}", "gptq", "unquantised")
+    fields = [
+        ("gptq", "bits", 3, "bits is 3"),
+        ("gptq", "group_size", 0, "group_size is 0"),
+        ("gptq", "checkpoint_format", "marlin", 'checkpoint_format is "marlin"'),
+        ("gptq", "dynamic", {"+:.*": {"bits": 8}}, "dynamic gives"),
+        ("gptq", "rotation", "hadamard", "'rotation'"),
+        ("awq", "version", "gemv", "version is 'gemv'"),
+        ("awq", "zero_point", False, "zero_point is false"),
+        ("fp8", "fmt", "e5m2", 'fmt is "e5m2"'),
+        ("fp8", "weight_block_size", [128], "weight_block_size is [128]"),
+        ("modelopt", "quant_algo", "W4A8_AWQ", 'quant_algo is "W4A8_AWQ"'),
+        ("compressed-tensors", "format", "marlin-24", 'format is "marlin-24"'),
+        ("compressed-tensors", "format", [], "format is []"),
+        ("compressed-tensors", "config_groups", [1], "config_groups is [1]"),
+        ("gptq", "dynamic", [3], "dynamic is [3]"),
+        ("gptq", "bits", [], "bits is []"),
+        ("awq", "version", {"a": 1}, "version is {'a': 1}"),
+    ]
+    for method, name, value, message in fields:
+        base = {"compressed-tensors": {"format": "pack-quantized"}, "fp8": {}, "modelopt": {}}
+        settings = {"quant_method": method, **base.get(method, {"bits": 4}), name: value}
+        folders.edit(folder, quantization_config=settings)
+        refused(ValueError, folder, message, "config.json", "unquantised")
+
+
+def test_plain_weights_that_are_said_to_be_packed(folder):
+    """The cure is to say nothing."""
     folders.edit(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    refused(ValueError, folder, "quantization_config of the method 'gptq'", "unquantised")
-    folders.edit(folder, model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"})
-    refused(ValueError, folder, "quantization_config of the method 'mxfp4'", "unquantised")
+    refused(ValueError, folder, "no tensor is", "remove its quantization_config")

@@ -104,9 +104,9 @@ def test_few_tokens_read_each_chosen_expert_once(monkeypatch: pytest.MonkeyPatch
     """One token, and a tree of eight: three matrices of each expert, and none of another."""
     read = []
 
-    def counted(x, stack, number):
+    def counted(x, stack, number, alone):
         jax.debug.callback(lambda e: read.append(int(e)), number)
-        return stacked_product(x, stack, number)
+        return stacked_product(x, stack, number, alone)
 
     monkeypatch.setattr("specjax.models.feed_forward.by_expert.stacked_product", counted)
     x, chosen = drawn(tokens)

@@ -17,6 +17,7 @@ CASES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text, as E2B",
     "gemma4_unified": "gemma4_unified_text, as 12B",
+    "llama4": "llama4_text, one expert",
     "mistral3": "mistral",
     "mistral3, ministral3": "ministral3, growth",
     "mistral3, mistral4": "mistral4, growing queries",
@@ -35,7 +36,7 @@ SPELLINGS = {
 OTHERS = (
     "visual.patch.weight", "vision_tower.layers.0.weight", "multi_modal_projector.weight",
     "audio_tower.layers.0.weight", "embed_audio.weight", "embed_vision.weight",
-    "vision_embedder.weight",
+    "vision_embedder.weight", "vision_model.layers.0.weight",
 )  # fmt: skip
 
 

@@ -32,10 +32,12 @@ CONTEXTS = {
     "Qwen2.5 7B with the model card's yarn": 131072,
     "Qwen3 8B with the model card's yarn": 131072,
     "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": 131072,
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": 2**20,  # model_max_length
     # Fields that a multimodal file leaves to its classes.
     "google/gemma-3-27b-it": 131072,
     # A long rope ends where its long factors would begin.
     "microsoft/Phi-3.5-mini-instruct": 4096,
+    "microsoft/Phi-3.5-MoE-instruct": 4096,
     "Phi-3-mini-128k with the early name of its rope": 4096,
     "microsoft/Phi-4-mini-instruct": 4096,
 }

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from block_reference import sigmoid
 from block_toys import PLAIN
-from naive_sources import NaiveBlock, NaiveTable, drawn, naive_eagle3
+from naive_assistant import NaiveAssistant
+from naive_sources import NaiveBlock, NaiveTable, drawn, naive_eagle3, naive_mtp
 from started import started
 from table_model import TableModel, tables
 from toy_models import EAGLE3, OTHER_VOCAB, SEED, VOCAB, transformer, translation
@@ -28,10 +29,12 @@ from toys import shipped
 from votes import contexts, mixed
 
 from specjax import Datastore
-from specjax.caches import RecurrentCache
+from specjax.caches import KVCache, RecurrentCache
 from specjax.contract import BlockSource, Context, Lookahead, Source
 from specjax.contract.proposer import before
 from specjax.methods import (
+    AssistantConfig,
+    AssistantSource,
     BlockDraft,
     BlockDraftSource,
     CandidateSelector,
@@ -44,15 +47,19 @@ from specjax.methods import (
     MedusaHeads,
     MedusaParams,
     MedusaSource,
+    MtpConfig,
+    MtpSource,
     PEagleSource,
     PrefixGRU,
     SharedParams,
     TranslatedParams,
     TranslatedSource,
+    assistant_shapes,
     eagle3_shapes,
     initial_block,
+    mtp_shapes,
 )
-from specjax.models import from_function
+from specjax.models import AttentionSizes, Rope, TransformerConfig, from_function
 from specjax.types import ABSENT, Block, Proposal
 
 ROWS, CAPACITY, DEPTH, STEPS, NOISE = 4, 64, 3, 11, 50.0
@@ -66,6 +73,9 @@ DONE = 5
 TEXTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, CAPACITY)).astype(np.int32)
 TARGET = NaiveTable(tables(VOCAB, SEED), memory=3)
 TABLE = {"embedding": TARGET.embedding, "head": {"kernel": TARGET.head}}
+PAIRED = Eagle3Source | MtpSource | AssistantSource
+"""The sources that know every node of a row but the pending token of a text of one."""
+
 LEVELS = np.array([0, 0, 0, 1, 1, 2, 2])
 """The depth of each node of a tree below the pending token."""
 
@@ -85,6 +95,8 @@ class Case:
     reads: Callable[[list[int], int], bool] = lambda text, new: True
     knows: Callable[[int], bool] = lambda token: True  # can it read this draft?
     goes_on: Callable[[list[int], tuple[int, ...]], bool] | None = None
+    # The target's cache after so many tokens [B] of the texts, for a source that reads it.
+    cache: Callable[[Any], Any] = lambda count: None
 
 
 def table_draft(model: TableModel, kind: str) -> Case:
@@ -172,6 +184,23 @@ def eagle3(kind: str) -> Case:
     return Case(source, params, naive.logits, kind, 1e-4, reads=has_a_feature)
 
 
+def mtp(kind: str, head_tokens: int | None = None, **switches: bool) -> Case:
+    """A layer that uses the target's embedding and head, or its first columns."""
+    network = MtpConfig(EAGLE3.layers, **switches)
+    own = {"network": drawn(mtp_shapes(network), 5)}
+    naive = naive_mtp(
+        network, own, TARGET.embedding, TARGET.head, lambda text: TARGET.features(text, (3,))
+    )
+    source = MtpSource(network, VOCAB, (3,), head_tokens)
+    params = SharedParams(own, TABLE)
+
+    def logits(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        drafted = np.arange(VOCAB) < (head_tokens or VOCAB)
+        return np.where(drafted, naive.logits(text, path), -np.inf)
+
+    return Case(source, params, logits, kind, 1e-4, reads=has_a_feature)
+
+
 def peagle() -> Case:
     network = dataclasses.replace(EAGLE3, norm_before_fc=True, norm_before_residual=True)
     taps = (1, 3)
@@ -185,6 +214,50 @@ def peagle() -> Case:
         source, SharedParams(own, TABLE), lambda text, path: block(tuple(text))[len(path)], "block",
         1e-4, reads=has_a_feature,
     )  # fmt: skip
+
+
+def assistant(kind: str, clusters: int | None = None) -> Case:
+    """Its target has a layer with a window, and then one without, of other sizes."""
+    sliding, full = AttentionSizes(2, 8), AttentionSizes(1, 12)
+    layers = TransformerConfig(
+        vocab_size=VOCAB, hidden_size=20, mlp_size=24, num_layers=4, num_heads=4, num_kv_heads=2,
+        head_dim=8, max_positions=CAPACITY, rope=Rope(), ropes=(Rope(100.0), Rope(1e3)) * 2,
+        windows=(5, None) * 2, norm_order="sandwich", qk_norm="head", query_scale=1.0,
+        activation="gelu_tanh", layer_scale=True,
+        mixers=(sliding, full, AttentionSizes(2, 8, shared=True),
+                AttentionSizes(1, 12, shared=True)),
+    )  # fmt: skip
+    network = AssistantConfig(
+        layers, 32, embedding_scale=2.0, num_clusters=clusters, clusters_read=3
+    )
+    rng = np.random.default_rng(6)
+    own = {
+        "network": drawn(assistant_shapes(network), 7),
+        "table": rng.normal(size=(VOCAB, 20)).astype(np.float32),
+        "order": rng.permutation(VOCAB).astype(np.int32),
+    }
+    own = own if clusters else {name: own[name] for name in ("network", "table")}
+    slots = FULL + 12
+    memories = [
+        [rng.normal(size=(ROWS, heads, slots, size)).astype(np.float32) for _ in range(2)]
+        for heads, size in ((2, 8), (1, 12))
+    ]
+    naive, taps = NaiveAssistant(network, own, TARGET.embedding), (3,)
+
+    def cache(count: Any) -> KVCache:
+        keys, values = (tuple(jnp.asarray(pair[n]) for pair in memories) for n in range(2))
+        return KVCache(keys, values, jnp.asarray(count, jnp.int32))
+
+    def logits(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        row = next(b for b in range(ROWS) if TEXTS[b, : len(text)].tolist() == text)
+        count = len(text) - 1
+        read = [[x[row, :, :count].swapaxes(0, 1) for x in pair] for pair in memories]
+        hidden = np.float64(TARGET.features(text[:-1], taps)[-1])
+        return naive.logits(hidden, text[-1], path, read)
+
+    source = AssistantSource(network, VOCAB, (0, 1), taps)
+    params = SharedParams(own, {"embedding": TARGET.embedding})
+    return Case(source, params, logits, kind, 1e-4, reads=has_a_feature, cache=cache)
 
 
 def medusa() -> Case:
@@ -316,6 +389,11 @@ CASES = {
     "early exit, tree": lambda: early_exit("tree"),
     "eagle3, chain": lambda: eagle3("chain"),
     "eagle3, tree": lambda: eagle3("tree"),
+    "assistant, chain": lambda: assistant("chain", clusters=VOCAB),
+    "assistant, tree": lambda: assistant("tree"),
+    "mtp, chain": lambda: mtp("chain", zeroes_first=True),
+    "mtp, tree": lambda: mtp("tree", feeds_normed=False, hidden_first=True),
+    "mtp, no norm": lambda: mtp("chain", head_tokens=20, has_norm=False),
     "peagle": peagle,
     "medusa": medusa,
     "datastore, chain": lambda: datastore("chain"),
@@ -512,7 +590,9 @@ def compare(
     if known is not None:
         nodes = [path[-1] for path in asked]
         of_nodes = [case.knows(int(tokens[node])) for node in nodes]
-        if not isinstance(case.source, TranslatedSource | Eagle3Source):
+        if not isinstance(
+            case.source, TranslatedSource | Eagle3Source | MtpSource | AssistantSource
+        ):
             of_nodes = [reads] * len(nodes)
         assert [bool(each) for each in known[[0, *nodes]]] == [reads, *of_nodes], (row, at)
     else:
@@ -611,7 +691,7 @@ def compiled(case: Case) -> tuple[Callable[..., Any], ...]:
         if source.resumes:
             wanted = jnp.arange(ROWS) < ROWS - 1
             state = source.resume(params, state, jnp.asarray(TEXTS), jnp.asarray(at), wanted)
-        state, reading, logits = source.begin(params, state, pending(tokens[:, 0]))
+        state, reading, logits = source.begin(params, state, pending(tokens[:, 0], case.cache(at)))
         found = [logits]
         for draft in range(1, DEPTH):  # a chain leaves out the passes that no row needs
 
@@ -632,7 +712,7 @@ def compiled(case: Case) -> tuple[Callable[..., Any], ...]:
         mask = jnp.eye(size, dtype=bool) | jnp.zeros((ROWS, 1, 1), bool)
         for node in range(1, size):
             mask = mask.at[:, node].max(mask[rows[:, 0], parent[:, node]])
-        state, reading, logits = source.begin(params, state, pending(tokens[:, 0]))
+        state, reading, logits = source.begin(params, state, pending(tokens[:, 0], case.cache(at)))
         found = [logits[:, None]]
         for level in range(DEPTH):
             end = int((level >= LEVELS).sum())
@@ -671,5 +751,5 @@ def block_step(source, params, state, tokens, parent, depth, block, chosen, at):
     return source.observe(params, source.end(reading), block), logits, known, sure
 
 
-def pending(tokens: Any) -> Context:
-    return Context(tokens, None, None, True, False, None)  # type: ignore[arg-type]
+def pending(tokens: Any, cache: Any = None) -> Context:
+    return Context(tokens, None, None, True, False, cache)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 import specjax
 from specjax.models import LinenModel, Rope, Router
 from specjax.models.config import Beside
-from specjax.models.mixers import AttentionSizes, GatedDelta, Latent, Mamba2, ShortConv
+from specjax.models.mixers import AttentionSizes, GatedDelta, KimiDelta, Latent, Mamba2, ShortConv
 
 VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
 
@@ -45,6 +45,7 @@ _DELTA: dict[str, object] = {
     "mixers": (GatedDelta(1, 2, 4, 4),),
 }  # fmt: skip
 _SHARED = {"shared_size": 6, "shared_gate": True}
+_GROWS = Rope(kind="none", growth=0.1, original_max_positions=16, counted_from_one=True)
 _MAMBA = Mamba2(heads=4, head_dim=4, state_dim=4)
 _CHANGES: dict[str, dict[str, object]] = {
     "llama": {"rope": Rope(kind="llama3", factor=8.0)},
@@ -89,6 +90,7 @@ _CHANGES: dict[str, dict[str, object]] = {
     "deepseek_v2": {**_LATENT, "normalise_experts": False},
     "deepseek_v3": _SIGMOID,
     "kimi_k2": _SIGMOID,
+    "kimi_linear": {**_SIGMOID, "mixers": (KimiDelta(2, 4),), "rope": None, "interleaved": False},
     "glm4_moe_lite": _SIGMOID,
     "mistral4": {
         **_LATENT, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16, growth=0.1)
@@ -96,6 +98,14 @@ _CHANGES: dict[str, dict[str, object]] = {
     "qwen2_moe": {**_EXPERTS, "qkv_bias": True, "shared_size": 6, "shared_gate": True},
     "glm4_moe": {**_EXPERTS, "rope": Rope(fraction=0.5), "shared_size": 12,
                  "router": Router("sigmoid", corrected=True, scale=1.5)},
+    "llama4_text": {
+        **_EXPERTS, "interleaved": True, "rope": Rope(5e5), "ropes": (_GROWS,), "windows": (16,),
+        "chunked": True, "qk_norm": "unit", "qk_norm_last": True, "normalise_experts": False,
+        "router": Router("sigmoid", of_chosen=True, on_input=True), "shared_size": 12,
+    },
+    "phimoe": {"num_experts": 2, "experts_per_token": 2, "expert_size": 12, "norm": "layer",
+               "rope": Rope(1e6), "head_bias": True, "normalise_experts": False,
+               "router": Router("sparsemixer")},
     "minimax_m2": {**_EXPERTS, "qk_norm": "whole", "rope": Rope(5e6, fraction=0.5),
                    "router": Router("sigmoid", corrected=True)},
     "gpt_oss": {**_EXPERTS, "qkv_bias": True, "out_bias": True, "sinks": True, "windows": (16,),
@@ -110,7 +120,8 @@ _CHANGES: dict[str, dict[str, object]] = {
                          "branch_scale": 0.5, "logit_scale": 0.5, "query_scale": 0.2},
     "falcon_h1": {"mixers": (dataclasses.replace(_MAMBA, norm=None, beside=Beside()),)},
     "nemotron_h": {"mixers": (_MAMBA,), "branches": ("mixer",), "rope": None, "gated": False,
-                   "activation": "relu2"},
+                   "activation": "relu2", **_EXPERTS, "sparse": (False,), "shared_size": 12,
+                   "router": Router("sigmoid", corrected=True)},
     "olmo_hybrid": {"mixers": (GatedDelta(1, 2, 4, 4, negative=True),), "qk_norm": "whole",
                     "norm_order": "post", "norm_orders": ("pre",), "rope": None},
 }  # fmt: skip

@@ -76,20 +76,25 @@ def check_figure(figure):
 
 
 def test_quickstart_on_an_accelerator(monkeypatch):
-    """There it asks for Qwen3 in bfloat16, because float32 would not fit, and for an answer without
-    thinking; what it then passes to `generate` are fields of a request."""
+    """There it asks for Qwen3.5 in bfloat16, because float32 would not fit, for its MTP layer, and
+    for an answer without thinking; what it then passes to `generate` are fields of a request."""
     asked = []
 
     def load(name, dtype=None):
         asked.append((name, dtype))
         return types.SimpleNamespace(num_params=1)
 
+    def load_mtp(target, shape, num_drafts):
+        asked.append((target.num_params, shape, num_drafts))
+        return types.SimpleNamespace(name="its own layer")
+
     monkeypatch.setattr(specjax, "load", load)
+    monkeypatch.setattr(specjax, "load_mtp", load_mtp)
     monkeypatch.setattr("jax.default_backend", lambda: "tpu")
     names = {}
     for text in [text for code, text in cells(ROOT / "colab" / "quickstart.py") if code][:3]:
         exec(text, names)
-    assert asked == [("Qwen/Qwen3-4B", "bfloat16"), ("Qwen/Qwen3-0.6B", "bfloat16")]
+    assert asked == [("Qwen/Qwen3.5-4B", "bfloat16"), (1, specjax.Chain, 8)]
     request = specjax.Request(**names["ask"])
     assert request.chat_template_kwargs == {"enable_thinking": False}
     assert request.messages[0]["role"] == "user" and request.prompts is None

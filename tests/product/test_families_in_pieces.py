@@ -13,6 +13,7 @@ import specjax
     "case",
     [
         "ministral3, growth",  # its queries depend on their positions
+        *(case for case in small_families.GROUPS["experts"] if case.startswith("llama4")),
         *small_families.GROUPS["gemma4"],
         *small_families.GROUPS["latent"],
         *small_families.GROUPS["recurrent"],

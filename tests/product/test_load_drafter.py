@@ -134,7 +134,9 @@ REFUSED = {
         {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, keep, 'rope_type is "spiral"',
     ),
     "a switch that is a word": ({"norm_output": "yes"}, keep, 'norm_output is "yes"'),
-    "a quantised head": ({"quantization_config": {}}, keep, "is quantised"),
+    "a quantised head": (
+        {"quantization_config": {"quant_method": "bitsandbytes"}}, keep, "is quantised",
+    ),
     "absolute ids": (
         {}, lambda t: t.update(d2t=t["d2t"] + np.arange(200)), "d2t holds offsets",
     ),
@@ -173,9 +175,9 @@ def test_other_folders_are_refused(tmp_path):
     loaded = target("llama")
     with pytest.raises(ValueError, match="whole language model is loaded with specjax"):
         specjax.load_drafter(eagle3_folders.target("llama"), loaded)
-    config = {"model_type": "qwen3_next"}
-    inside = write(tmp_path, config, {"mtp.fc.weight": np.zeros((2, 2), np.float32)})
-    with pytest.raises(ValueError, match=r"multi-token prediction head \(mtp\.\*\)"):
+    config = {"model_type": "nemotron_h"}
+    inside = write(tmp_path, config, {"mtp.layers.0.enorm.weight": np.zeros(2, np.float32)})
+    with pytest.raises(ValueError, match=r"multi-token prediction \(mtp\.\*\)"):
         specjax.load_drafter(inside, loaded)
     (inside / "model.safetensors").rename(inside / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pickled weights \(pytorch_model\.bin\).*save_file"):

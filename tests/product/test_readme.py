@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import mtp_folders
 import pytest
 
 import specjax
@@ -23,8 +24,7 @@ BLOCKS = list(
     )
 )
 SMALLER = {
-    "Qwen/Qwen3-4B": "checkpoints/tiny/target",
-    "Qwen/Qwen3-0.6B": "checkpoints/tiny/draft",
+    "Qwen/Qwen3.5-4B": mtp_folders.beside(ROOT / "checkpoints/tiny/target"),
     "checkpoints/pycode/target": "checkpoints/tiny/target",
     "checkpoints/pycode/draft": "checkpoints/tiny/draft",
 }

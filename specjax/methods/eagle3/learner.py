@@ -39,24 +39,29 @@ class Eagle3Learner(Learner):
         return {"network": initial_eagle3(self.source, key)}
 
     def guesses(self, params: SharedParams, lesson: Lesson) -> list[Guess]:
-        fed, normed, cache = read_text(self.source, params, lesson)
-        guesses = [first_guess(normed, lesson)]
-        # The pair of an anchor's token is at the position of the feature before it.
-        root = lesson.anchors - 1
-        features, cache = _at(fed, root), cache.leaving(root + 1, (root + 1)[:, :, None])
-        for depth in range(1, self.depth):
-            tokens = _tokens(lesson, depth)
-            positions = (root + depth)[:, :, None]
-            cache = cache if depth == 1 else cache.go_on(positions)
-            features, normed, cache = read(
-                self.source, params, tokens, features, positions[:, :, 0], cache
-            )
-            at = lesson.anchors + depth
-            guesses.append(Guess(normed, at, lesson.weight(depth), depth=depth))
-        return guesses
+        return guesses_of(self.source, params, lesson, self.depth)
 
 
-def initial_eagle3(source: EagleSource, key: Array) -> Weights:
+def guesses_of(
+    source: EagleSource, params: SharedParams, lesson: Lesson, depth: int
+) -> list[Guess]:
+    """Returns the predictions of all depths of a source that drafts one token after another."""
+    fed, normed, cache = read_text(source, params, lesson)
+    guesses = [first_guess(normed, lesson)]
+    # The pair of an anchor's token is at the position of the feature before it.
+    root = lesson.anchors - 1
+    features, cache = _at(fed, root), cache.leaving(root + 1, (root + 1)[:, :, None])
+    for below in range(1, depth):
+        tokens = _tokens(lesson, below)
+        positions = (root + below)[:, :, None]
+        cache = cache if below == 1 else cache.go_on(positions)
+        features, normed, cache = read(source, params, tokens, features, positions[:, :, 0], cache)
+        at = lesson.anchors + below
+        guesses.append(Guess(normed, at, lesson.weight(below), depth=below))
+    return guesses
+
+
+def initial_eagle3(source: EagleSource[Eagle3Config], key: Array) -> Weights:
     """Makes random parameters of the network of a head."""
     c = source.network
     inputs = (
@@ -108,7 +113,7 @@ def first_guess(normed: Array, lesson: Lesson) -> Guess:
 
 def _network(source: EagleSource, params: SharedParams, *inputs: object, **how: Any) -> object:
     own = {"params": params.own["network"]}
-    return Eagle3(source.network, mixed_dot_general).apply(own, *inputs, **how)
+    return source.network.network(mixed_dot_general).apply(own, *inputs, **how)
 
 
 def _tokens(lesson: Lesson, depth: int) -> Array:

@@ -40,6 +40,14 @@ class Eagle3Config:
     fc_norm: bool = False  # one norm for each tap (EAGLE-3.1)
     feeds_normed: bool = False  # the state of a draft is fed back after the final norm (EAGLE-3.1)
 
+    def network(self, dot_general: Callable[..., Array] = dot_general) -> Eagle3:
+        """Returns the network of this configuration."""
+        return Eagle3(self, dot_general)
+
+    def axes(self) -> Specs:
+        """Returns the logical axes of the network's parameters."""
+        return eagle3_axes(self)
+
 
 class FirstLayer(nn.Module):
     """A decoder layer whose attention reads an embedding concatenated with a feature.

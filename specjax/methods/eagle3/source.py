@@ -1,9 +1,13 @@
-"""`Eagle3Source`: an EAGLE-3 head on hidden states of the target."""
+"""Sources that read pairs of the target's hidden states and the tokens after them; EAGLE-3 is one.
+
+`PairSource` is the loop that EAGLE-3 shares with multi-token prediction, which has another network.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple, NotRequired, cast
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, NotRequired, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +16,40 @@ from jax import Array
 
 from specjax.caches import KVCache, in_chunks
 from specjax.contract import Context, Lookahead, Source
-from specjax.methods.eagle3.network import Eagle3, Eagle3Config, draft_logits, eagle3_axes
+from specjax.methods.eagle3.network import Eagle3Config, draft_logits
 from specjax.methods.published import PublishedSource, SharedParams, by_row, embedding_of, head_of
 from specjax.models import Tables, TransformerConfig, look_up
 from specjax.parallel import Specs
 from specjax.proposers import remember, then_pending
 from specjax.types import Block, Proposal, Weights
+
+
+class PairNetwork(Protocol):
+    """The configuration of a network of pairs: hashable, and equal if the networks are."""
+
+    @property
+    def layers(self) -> TransformerConfig:
+        """The configuration of the layers."""
+        ...
+
+    @property
+    def num_taps(self) -> int:
+        """The number of the target's layers that make a feature."""
+        ...
+
+    def network(self, dot_general: Callable[..., Array] = ...) -> Any:
+        """Returns the Linen module, with the methods of `network.Eagle3`.
+
+        `dot_general` multiplies with weights, by default as decoding does.
+        """
+        ...
+
+    def axes(self) -> Specs:
+        """Returns the logical axes of the network's parameters."""
+        ...
+
+
+NetworkT = TypeVar("NetworkT", bound=PairNetwork)
 
 
 @struct.dataclass
@@ -39,17 +71,17 @@ class EagleOwn(Tables):
 EagleParams = SharedParams[EagleOwn]
 
 
-class _Reading(NamedTuple):
+class PairReading(NamedTuple):
     cache: KVCache
     root: Array  # [B, E] the feature of the token that was read last
     nodes: Array  # [B, T, E] the features of the nodes of a tree that were read so far
     readable: Array  # [B] bool: has the head read any pair?
 
 
-class EagleSource(PublishedSource):
-    """The base class of EAGLE-3 and P-EAGLE: a network that reads pairs of feature and token."""
+class EagleSource(PublishedSource, Generic[NetworkT]):
+    """The base class of sources whose network reads pairs of a feature and a token."""
 
-    network: Eagle3Config
+    network: NetworkT
     taps: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -64,7 +96,7 @@ class EagleSource(PublishedSource):
         return self.network.layers
 
     def axes(self) -> Specs:
-        return {"network": eagle3_axes(self.network)}
+        return {"network": self.network.axes()}
 
     def empty(self, prompt: Block, width: int, slots: int) -> Eagle3State:
         """Returns the state before any token.
@@ -76,7 +108,7 @@ class EagleSource(PublishedSource):
         """
         rows, features = len(prompt.count), features_of(prompt)
         return Eagle3State(
-            Eagle3(self.network).init_cache(rows, slots, features.dtype),
+            self.network.network().init_cache(rows, slots, features.dtype),
             fresh=jnp.zeros((rows, width), jnp.int32),
             features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
             count=jnp.zeros(rows, jnp.int32),
@@ -104,9 +136,10 @@ class EagleSource(PublishedSource):
         return dataclasses.replace(state, fresh=fresh, features=features, count=count)
 
 
-@dataclasses.dataclass(frozen=True)
-class Eagle3Source(EagleSource, Source[EagleParams, Eagle3State, _Reading]):
+class PairSource(EagleSource[NetworkT]):
     """Reads pairs of a feature and the token after it, and predicts the token after that.
+
+    These are the methods of `Source`, which a method inherits beside this class.
 
         text        a   b   c   d|  e   f        d is pending; e and f are drafts
         features    a'  b'  c' |d*  e*           ' fused from the target's layers, * the head's own
@@ -116,13 +149,7 @@ class Eagle3Source(EagleSource, Source[EagleParams, Eagle3State, _Reading]):
     again.  So the cache holds only pairs with the target's features.
 
     A row without any feature, whose text is a single token, has no drafts.
-
-    References: Li et al. 2025 (EAGLE-3), arXiv 2503.01840, section 3.
     """
-
-    network: Eagle3Config
-    vocab_size: int  # the target's
-    taps: tuple[int, ...] = (2,)
 
     def init(
         self, params: EagleParams, prompt: Block, capacity: int, lookahead: Lookahead
@@ -132,19 +159,19 @@ class Eagle3Source(EagleSource, Source[EagleParams, Eagle3State, _Reading]):
 
     def begin(
         self, params: EagleParams, state: Eagle3State, context: Context
-    ) -> tuple[Eagle3State, _Reading, Array]:
+    ) -> tuple[Eagle3State, PairReading, Array]:
         tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
         features = fuse(self.network, params, state.cache, state.features)
         fed, normed, cache = read_pairs(self.network, params, state.cache, tokens, features)
         last = jnp.maximum(state.count - 1, 0)[:, None]
         cache = cache.commit(state.count)
         caught_up = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
-        reading = _Reading(cache, _at(fed, last)[:, 0], fed[:, :0], cache.length > 0)
+        reading = PairReading(cache, _at(fed, last)[:, 0], fed[:, :0], cache.length > 0)
         return caught_up, reading, self._logits(params, _at(normed, last))[:, 0]
 
     def extend(
-        self, params: EagleParams, reading: _Reading, tokens: Array
-    ) -> tuple[_Reading, Array]:
+        self, params: EagleParams, reading: PairReading, tokens: Array
+    ) -> tuple[PairReading, Array]:
         pair = tokens[:, None], reading.root[:, None]
         fed, normed, cache = read_pairs(self.network, params, reading.cache, *pair)
         reading = reading._replace(cache=cache.commit(jnp.ones_like(tokens)), root=fed[:, 0])
@@ -153,23 +180,19 @@ class Eagle3Source(EagleSource, Source[EagleParams, Eagle3State, _Reading]):
     def read_tree(
         self,
         params: EagleParams,
-        reading: _Reading,
+        reading: PairReading,
         tokens: Array,
         at: Array,
         depth: Array,
         mask: Array,
-    ) -> tuple[_Reading, Array]:
-        # The feature of a node is the state of its parent, which an earlier call has read.
-        is_parent = mask & (depth == depth[:, None] - 1)
-        above = jnp.where(is_parent.any(-1), 1 + jnp.argmax(is_parent, axis=-1), 0)
-        known = jnp.concatenate([reading.root[:, None], reading.nodes], axis=1)
-        features = _at(known, jnp.broadcast_to(above, tokens.shape))
+    ) -> tuple[PairReading, Array]:
+        features = parents_of(reading.root, reading.nodes, depth, mask)
         fed, normed, cache = read_pairs(
             self.network, params, reading.cache, tokens, features, depth, mask
         )
         return reading._replace(cache=cache, nodes=fed), self._logits(params, _at(normed, at))
 
-    def known(self, params: EagleParams, reading: _Reading, tokens: Array) -> Array:
+    def known(self, params: EagleParams, reading: PairReading, tokens: Array) -> Array:
         """Returns [B, N] bool: False for the pending token of a row without any feature."""
         return jnp.ones(tokens.shape, bool).at[:, 0].set(reading.readable)
 
@@ -177,7 +200,7 @@ class Eagle3Source(EagleSource, Source[EagleParams, Eagle3State, _Reading]):
         self,
         params: EagleParams,
         state: Eagle3State,
-        reading: _Reading,
+        reading: PairReading,
         proposal: Proposal,
     ) -> Eagle3State:
         return dataclasses.replace(state, cache=reading.cache.rewind(state.cache))
@@ -186,8 +209,20 @@ class Eagle3Source(EagleSource, Source[EagleParams, Eagle3State, _Reading]):
         return logits_of(params, normed, self.vocab_size)
 
 
+@dataclasses.dataclass(frozen=True)
+class Eagle3Source(PairSource[Eagle3Config], Source[EagleParams, Eagle3State, PairReading]):
+    """An EAGLE-3 head: `PairSource` with a network over several layers of the target.
+
+    Reference: Li et al. 2025 (EAGLE-3), arXiv 2503.01840, section 3.
+    """
+
+    network: Eagle3Config
+    vocab_size: int  # the target's
+    taps: tuple[int, ...] = (2,)
+
+
 def read_block(
-    network: Eagle3Config, params: EagleParams, state: Eagle3State, block: Block
+    network: PairNetwork, params: EagleParams, state: Eagle3State, block: Block
 ) -> Eagle3State:
     """Returns the state after more of a prompt: all its pairs read, except that of the next token.
 
@@ -227,14 +262,14 @@ def read_block(
     )
 
 
-def fuse(network: Eagle3Config, params: EagleParams, cache: KVCache, features: Array) -> Array:
+def fuse(network: PairNetwork, params: EagleParams, cache: KVCache, features: Array) -> Array:
     """Fuses [B, T, sum E] of the target into [B, T, E] of the head that `cache` belongs to."""
     own, features = {"params": params.own["network"]}, by_row(features, cache)
-    return cast(Array, Eagle3(network).apply(own, features, method="fuse"))
+    return cast(Array, network.network().apply(own, features, method="fuse"))
 
 
 def read_pairs(
-    network: Eagle3Config,
+    network: PairNetwork,
     params: EagleParams,
     cache: KVCache,
     tokens: Array,
@@ -248,10 +283,24 @@ def read_pairs(
     """
     positions = cache.length[:, None] + (jnp.arange(tokens.shape[1]) if depth is None else depth)
     embedded = look_up(embedding_of(params), tokens)
-    out = Eagle3(network).apply(
+    out = network.network().apply(
         {"params": params.own["network"]}, embedded, features, positions, cache, mask
     )
     return cast(tuple[Array, Array, KVCache], out)
+
+
+def parents_of(root: Array, nodes: Array, depth: Array, mask: Array) -> Array:
+    """Returns the states [B, T, E] of the parents of a tree's nodes, which earlier calls have read.
+
+    Args:
+      root: [B, E], the state of the pending token, the parent of the first level.
+      nodes: [B, < T, E] those of the nodes that were read.
+      depth, mask: as for `Source.read_tree`.
+    """
+    is_parent = mask & (depth == depth[:, None] - 1)
+    above = jnp.where(is_parent.any(-1), 1 + jnp.argmax(is_parent, axis=-1), 0)
+    known = jnp.concatenate([root[:, None], nodes], axis=1)
+    return _at(known, jnp.broadcast_to(above, (len(root), len(depth))))
 
 
 def logits_of(params: EagleParams, normed: Array, vocab_size: int) -> Array:

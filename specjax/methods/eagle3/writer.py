@@ -26,7 +26,7 @@ from specjax.models import Config, LanguageModel, Tensor
 _TAPS = 3  # of the layouts whose code has a fixed number
 
 
-def source_of(drafter: PublishedDrafter) -> EagleSource:
+def source_of(drafter: PublishedDrafter) -> EagleSource[Eagle3Config]:
     """Returns the source of a drafter of one of both methods."""
     assert isinstance(drafter.source, EagleSource)  # `Format.makes`
     return drafter.source

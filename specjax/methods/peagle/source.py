@@ -23,7 +23,9 @@ from specjax.types import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class PEagleSource(EagleSource, BlockSource[EagleParams, Eagle3State, Eagle3State, None]):
+class PEagleSource(
+    EagleSource[Eagle3Config], BlockSource[EagleParams, Eagle3State, Eagle3State, None]
+):
     """An EAGLE-3 head that reads pairs of a mask token and a learned feature in place of drafts.
 
         text        a   b   c   d|                d is pending

@@ -52,7 +52,12 @@ if TYPE_CHECKING:
         check_width,
         counted_taps,
     )
-    from specjax.methods.published.vocabulary import check_rows, read_vocabulary
+    from specjax.methods.published.vocabulary import (
+        check_rows,
+        read_vocabulary,
+        read_whole,
+        without_weights,
+    )
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -92,6 +97,7 @@ __all__ = [
     "read_drafter",
     "read_layers",
     "read_vocabulary",
+    "read_whole",
     "reads_pairs",
     "repeats",
     "sizes_of",
@@ -100,5 +106,6 @@ __all__ = [
     "unwritable",
     "window_lines",
     "with_tables",
+    "without_weights",
     "write_layers",
 ]

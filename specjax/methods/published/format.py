@@ -36,6 +36,7 @@ class Description:
     num_drafts: int  # the depth of its drafts, as the folder or the method has it
     shares: tuple[str, ...]  # of the target's "embedding" and "head": those that it uses
     details: tuple[str, ...] = ()  # further lines
+    tensors: tuple[str, ...] | None = None  # its own, in a folder with others; None: all
 
 
 @dataclasses.dataclass(frozen=True)

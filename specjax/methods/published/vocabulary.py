@@ -31,13 +31,13 @@ def read_vocabulary(
         reduced = "d2t" in tensors and tensors["d2t"].shape != (vocab_size,)
         return np.full(vocab_size, ABSENT, np.int32) if reduced else None
     if "d2t" not in tensors:
-        if "t2d" in tensors and not _whole(folder, "t2d", tensors["t2d"]).all():
+        if "t2d" in tensors and not read_whole(folder, "t2d", tensors["t2d"]).all():
             raise ValueError(
                 f"{folder}: d2t is missing, and t2d marks a part of the target's tokens: download "
                 "the folder again"
             )
         return None
-    offsets = _whole(folder, "d2t", tensors["d2t"]).astype(np.int64)
+    offsets = read_whole(folder, "d2t", tensors["d2t"]).astype(np.int64)
     ids = np.arange(len(offsets)) + offsets
     wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if wrong.size:
@@ -54,7 +54,7 @@ def read_vocabulary(
     if len(ids) == vocab_size and not offsets.any():
         return None
     if "t2d" in tensors:
-        kept = _whole(folder, "t2d", tensors["t2d"]).astype(bool)
+        kept = read_whole(folder, "t2d", tensors["t2d"]).astype(bool)
         if len(kept) <= ids.max() or kept.sum() != len(ids) or not kept[ids].all():
             raise ValueError(
                 f"{folder}: d2t names {len(ids)} target tokens, and t2d marks {kept.sum()} others: "
@@ -118,7 +118,7 @@ def used_tokens(target: LanguageModel) -> int:
     return 1 + max(words.get_vocab().values(), default=0)
 
 
-def _whole(folder: pathlib.Path, name: str, stored: Stored) -> np.ndarray:
+def read_whole(folder: pathlib.Path, name: str, stored: Stored) -> np.ndarray:
     """Returns a table of whole numbers or flags [N]."""
     if stored.kind not in WHOLE or len(stored.shape) != 1:
         raise ValueError(

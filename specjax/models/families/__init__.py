@@ -20,12 +20,15 @@ from specjax.models.families.gpt_oss import GPT_OSS
 from specjax.models.families.granite import GRANITE
 from specjax.models.families.granitemoehybrid import GRANITEMOEHYBRID
 from specjax.models.families.hunyuan import HUNYUAN
+from specjax.models.families.kimi_linear import KIMI_LINEAR
 from specjax.models.families.lfm2 import LFM2, LFM2_MOE
 from specjax.models.families.llama import LLAMA
+from specjax.models.families.llama4 import LLAMA4
 from specjax.models.families.minimax_m2 import MINIMAX_M2
 from specjax.models.families.ministral3 import MINISTRAL3
 from specjax.models.families.mistral import MISTRAL, MIXTRAL
 from specjax.models.families.mistral4 import MISTRAL4
+from specjax.models.families.mtp import MTP, MtpNames, mtp_beginnings, mtp_layers, mtp_layout
 from specjax.models.families.nemotron_h import NEMOTRON_H
 from specjax.models.families.nested import NESTED, Nested
 from specjax.models.families.olmo2 import OLMO2
@@ -33,6 +36,7 @@ from specjax.models.families.olmo3 import OLMO3
 from specjax.models.families.olmo_hybrid import OLMO_HYBRID
 from specjax.models.families.opt import OPT
 from specjax.models.families.phi3 import PHI3
+from specjax.models.families.phimoe import PHIMOE
 from specjax.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from specjax.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from specjax.models.families.qwen3_next import QWEN3_NEXT
@@ -64,9 +68,11 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": GRANITEMOEHYBRID,
     "hunyuan_v1_dense": HUNYUAN,
     "kimi_k2": KIMI_K2,
+    "kimi_linear": KIMI_LINEAR,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "llama": LLAMA,
+    "llama4_text": LLAMA4,
     "minimax_m2": MINIMAX_M2,
     "ministral3": MINISTRAL3,
     "mistral": MISTRAL,
@@ -78,6 +84,7 @@ FAMILIES: dict[str, Family] = {
     "olmo_hybrid": OLMO_HYBRID,
     "opt": OPT,
     "phi3": PHI3,
+    "phimoe": PHIMOE,
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
@@ -95,10 +102,15 @@ FAMILIES: dict[str, Family] = {
 __all__ = [
     "FAMILIES",
     "FUSED",
+    "MTP",
     "NESTED",
     "Config",
     "Family",
+    "MtpNames",
     "Nested",
     "Tensor",
     "check_fields",
+    "mtp_beginnings",
+    "mtp_layers",
+    "mtp_layout",
 ]

@@ -19,7 +19,7 @@ class ExpertNames:
     """The names of a sparse layer's tensors, after that of the layer."""
 
     block: str = "mlp"
-    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of an expert
+    parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # of an expert
     correction: str = "gate.e_score_correction_bias"
     correction_axes: int = 1  # of that tensor, of which the last has the experts
     shared: str = "shared_experts"
@@ -47,7 +47,8 @@ def sparse_tensors(
             shape = (*[1] * (names.correction_axes - 1), c.num_experts)
             there = f"{theirs}.{names.correction}"
             rows.append(Tensor(there, (*ours, "correction"), shape=shape, wide=True))
-        for part in ("gate", "up", "down") if c.shared_size else ():
+        parts = ("gate", "up", "down") if c.gated else ("up", "down")
+        for part in parts if c.shared_size else ():
             there = f"{theirs}.{names.shared}.{part}_proj"
             rows += dense(there, (*ours, "shared", part), c.mlp_bias)
         if c.shared_gate:
@@ -55,24 +56,29 @@ def sparse_tensors(
     return rows
 
 
-def fused_experts(rows: list[Tensor], c: TransformerConfig) -> list[Tensor]:
+def fused_experts(
+    rows: list[Tensor], c: TransformerConfig, inputs_first: bool = False
+) -> list[Tensor]:
     """Returns a table in which one tensor holds gate and up of all experts, and another down.
 
     Args:
       rows: the table with a tensor for each matrix of each expert.
       c: the configuration.
+      inputs_first: the matrices are [in, out], as in Llama 4, and not [out, in].
     """
     places = {"gate": slice(c.expert_size), "up": slice(c.expert_size, None)}
-    shape = (c.num_experts, 2 * c.expert_size, c.hidden_size)
+    sizes = (2 * c.expert_size, c.hidden_size)[:: -1 if inputs_first else 1]
+    shape = (c.num_experts, *sizes)
     made = []
     for row in rows:
         if row.at is None or row.path[-2] != "mlp":
             made.append(row)
         elif row.at == 0:
             block, part = row.name.split(".experts.")[0], row.path[-1]
-            whole = dataclasses.replace(row, name=f"{block}.experts.down_proj", at=None)
+            name, turned = f"{block}.experts.down_proj", not inputs_first
+            whole = dataclasses.replace(row, name=name, at=None, transpose=turned)
             if part in places:
-                index = (slice(None), places[part])
+                index = (..., places[part]) if inputs_first else (slice(None), places[part])
                 name = f"{block}{FUSED}"
                 whole = dataclasses.replace(whole, name=name, shape=shape, index=index)
             made.append(whole)

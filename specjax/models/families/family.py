@@ -48,6 +48,8 @@ class Family:
     # The table for files that do so, if the family also has files with a tensor for each expert;
     # the names in the files decide which of the two tables is read.
     fused_tensors: Callable[[TransformerConfig], list[Tensor]] | None = None
+    # The table for files whose such matrices are [in, out], if there are some; shapes decide.
+    turned_tensors: Callable[[TransformerConfig], list[Tensor]] | None = None
     # Beginning of names in `tensors` -> how files spell it; the first spelling that they have is
     # that of all such names.
     prefixes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

@@ -1,9 +1,10 @@
-"""Granite 4 hybrid: Granite with Mamba2 layers, and attention that may have no rope."""
+"""Granite 4 hybrid: Mamba2 layers, attention that may have no rope, and perhaps experts."""
 
 from __future__ import annotations
 
-from specjax._internal.fields import list_of, one_of
-from specjax.models.config import TransformerConfig
+from specjax._internal.fields import count, list_of, one_of
+from specjax.models.config import MOST, TransformerConfig
+from specjax.models.families.experts import ExpertNames, fused_experts, sparse_tensors
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_sizes, flag, given, refuse
 from specjax.models.families.fused import fused, renamed
@@ -12,6 +13,7 @@ from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 from specjax.models.families.mamba2 import KINDS, check_limit, mamba_tensors
 from specjax.models.families.positions import read_rope
 from specjax.models.mixers import Mamba2
+from specjax.models.router import Router
 
 _SIZES = {
     "heads": ("mamba_n_heads", 128),
@@ -20,6 +22,15 @@ _SIZES = {
     "conv_size": ("mamba_d_conv", 4),
 }
 """Fields of `Mamba2` -> fields of the file, and their defaults."""
+
+_NAMES = {
+    ".block_sparse_moe.shared_experts.down_proj.": ".shared_mlp.output_linear.",
+    ".mlp.down_proj.": ".shared_mlp.output_linear.",
+    ".block_sparse_moe.gate.": ".block_sparse_moe.router.layer.",
+    ".experts.gate_up_proj": ".input_linear.weight",
+    ".experts.down_proj": ".output_linear.weight",
+}
+"""Parts of the names that tables of experts have, and those of Granite."""
 
 
 def _mixers(config: Config) -> tuple[Mamba2 | None, ...]:
@@ -47,20 +58,32 @@ def _mixers(config: Config) -> tuple[Mamba2 | None, ...]:
 
 def _read(config: Config) -> TransformerConfig:
     refuse(config, hidden_act="silu")
-    if given(config, "num_local_experts", 8):
-        raise ValueError(
-            f"num_local_experts={given(config, 'num_local_experts', 8)} is not supported for "
-            "granitemoehybrid; specjax has the models without experts, where it is 0"
-        )
     check_sizes(config, "num_hidden_layers", "hidden_size", optional=("shared_intermediate_size",))
+    shared = given(config, "shared_intermediate_size", 1024)
+    experts = count(0, MOST["num_experts"]).read(config, "num_local_experts", 8)
+    chosen: Config = {}
+    if experts:
+        config = {"intermediate_size": 32000, **config}
+        check_sizes(config, "intermediate_size", optional=("num_experts_per_tok",))
+        chosen = {
+            "num_experts": experts,
+            "experts_per_token": given(config, "num_experts_per_tok", 2),
+            "expert_size": config["intermediate_size"],
+            "normalise_experts": False,
+            "router": Router(of_chosen=True),
+            "shared_size": shared,
+        }
+    else:
+        config = {**config, "intermediate_size": shared}
     kind = config.get("position_embedding_type")
     one_of((None, "nope", "rope")).of("position_embedding_type", kind)
     return read_llama(
-        {**config, "intermediate_size": given(config, "shared_intermediate_size", 1024)},
+        config,
         rope=read_rope(config) if kind == "rope" else None,
         mixers=_mixers(config),
         mlp_bias=False,
         **read_factors(config),
+        **chosen,
     )
 
 
@@ -69,14 +92,19 @@ def _write(c: TransformerConfig) -> Config:
     config = write_llama(
         c,
         attention_bias=c.qkv_bias,
-        shared_intermediate_size=c.mlp_size,
-        num_local_experts=0,
+        shared_intermediate_size=c.shared_size if c.num_experts else c.mlp_size,
+        num_local_experts=c.num_experts,
         position_embedding_type=None if c.rope is None else "rope",
         layer_types=[
             "mamba" if mixer else "attention" for mixer in c.mixers or (None,) * c.num_layers
         ],
         **write_factors(c),
     )
+    if c.num_experts:
+        config |= {
+            "intermediate_size": c.expert_size,
+            "num_experts_per_tok": c.experts_per_token,
+        }
     if m is None:  # the default of 128 heads does not fit all sizes
         return {**config, "mamba_n_heads": 1}
     return {
@@ -95,10 +123,15 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
         assert isinstance(m, Mamba2)
         return mamba_tensors(m, theirs, (f"layer_{layer}", "mixer"), c.hidden_size)
 
-    rows, both = llama_tensors(c, mixers=mixer), {"gate": c.mlp_size, "up": c.mlp_size}
+    if c.num_experts:
+        names = ExpertNames("block_sparse_moe", ("gate", "up", "down"))
+        rows, size = fused_experts(sparse_tensors(c, names, mixer), c), c.shared_size
+    else:
+        rows, size = llama_tensors(c, mixers=mixer), c.mlp_size
     for i in range(c.num_layers):
+        both = {"gate": size, "up": size}
         rows = fused(rows, i, "shared_mlp.input_linear", both, c.hidden_size)
-    return renamed(rows, {".mlp.down_proj.": ".shared_mlp.output_linear."})
+    return renamed(rows, _NAMES)
 
 
-GRANITEMOEHYBRID = Family("GraniteMoeHybridForCausalLM", _read, _write, _tensors)
+GRANITEMOEHYBRID = Family("GraniteMoeHybridForCausalLM", _read, _write, _tensors, fused=True)

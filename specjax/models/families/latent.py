@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from specjax._internal.checks import shown
 from specjax._internal.fields import count
-from specjax.models.config import MOST, TransformerConfig
+from specjax.models.config import MOST, Mixer, TransformerConfig
 from specjax.models.families.experts import ExpertNames, sparse_tensors
 from specjax.models.families.family import Config, Tensor
 from specjax.models.families.fields import check_sizes, flag, given, number, refuse
@@ -24,17 +25,20 @@ _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _EXPERTS = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 
-def read_latent(config: Config, rope: Rope, **changes: object) -> TransformerConfig:
-    """Reads a configuration as `read_llama`, in which every layer has latent attention.
+def read_latent(
+    config: Config, rope: Rope | None, others: Sequence[Mixer | None] = (), **changes: object
+) -> TransformerConfig:
+    """Reads a configuration as `read_llama`, of which some or all layers have latent attention.
 
     Args:
       config: with the family's defaults for the fields that the file leaves out.
-      rope: of the shared key.
+      rope: of the shared key; None: it has no positions.
+      others: by layer: the mixer of a layer that has another one; () if all layers have this.
       changes: as for `read_llama`.
     """
     check_sizes(config, *_SIZES, optional=("q_lora_rank",))
     refuse(config, mlp_bias=False)
-    heads = config["num_attention_heads"]
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     if given(config, "num_key_value_heads", heads) != heads:
         raise ValueError(
             f"num_key_value_heads={shown(config['num_key_value_heads'])} is not supported for "
@@ -47,14 +51,15 @@ def read_latent(config: Config, rope: Rope, **changes: object) -> TransformerCon
         value_dim=config["v_head_dim"],
         q_rank=config.get("q_lora_rank"),
     )
-    growth = yarn_growth(rope.factor, rope.mscale_all_dim) if rope.mscale_all_dim else 1.0
+    grows = rope is not None and rope.mscale_all_dim
+    growth = yarn_growth(rope.factor, rope.mscale_all_dim) if rope and grows else 1.0
     fields: dict[str, Any] = {
         "rope": rope,
         "interleaved": flag(config, "rope_interleave", True),
         "num_kv_heads": heads,
         "head_dim": sizes.rope_dim,
         "query_scale": None if growth == 1.0 else sizes.key_dim**-0.5 * growth**2,
-        "mixers": (sizes,) * config["num_hidden_layers"],
+        "mixers": tuple(other or sizes for other in others or (None,) * layers),
         "mlp_bias": False,
     }
     return read_llama(config, **{**fields, **changes})
@@ -127,15 +132,13 @@ def sparse_after(config: Config) -> tuple[bool, ...]:
 
 
 def write_latent(c: TransformerConfig, **changes: object) -> Config:
-    """Returns a Hugging Face configuration; `changes` replace fields in which a family differs."""
-    sizes = _sizes(c)
-    fields = {
+    """Returns a Hugging Face configuration; `changes` replace fields in which a family differs.
+
+    Without a layer of latent attention it has only the size of the shared key, which is `head_dim`.
+    """
+    fields: Config = {
         "attention_bias": c.qkv_bias,
-        "kv_lora_rank": sizes.kv_rank,
-        "q_lora_rank": sizes.q_rank,
-        "qk_nope_head_dim": sizes.nope_dim,
-        "qk_rope_head_dim": sizes.rope_dim,
-        "v_head_dim": sizes.value_dim,
+        "qk_rope_head_dim": c.head_dim,
         "rope_interleave": c.interleaved,
         "n_routed_experts": c.num_experts,
         "num_experts_per_tok": c.experts_per_token,
@@ -147,16 +150,26 @@ def write_latent(c: TransformerConfig, **changes: object) -> Config:
         "topk_group": c.router.kept_groups,
         "first_k_dense_replace": sum(not c.is_sparse(i) for i in range(c.num_layers)),
     }
+    sizes = next((m for m in c.mixers if isinstance(m, Latent)), None)
+    if sizes is not None:
+        fields |= {
+            "kv_lora_rank": sizes.kv_rank,
+            "q_lora_rank": sizes.q_rank,
+            "qk_nope_head_dim": sizes.nope_dim,
+            "v_head_dim": sizes.value_dim,
+        }
     return write_llama(c, **{**fields, **changes})
 
 
 def latent_tensors(c: TransformerConfig) -> list[Tensor]:
     """Returns every tensor that the files must hold, with a matrix for each part of an expert."""
-    return sparse_tensors(c, ExpertNames(), _mixer_tensors)
+    return sparse_tensors(c, ExpertNames(), mixer_tensors)
 
 
-def _mixer_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
-    sizes, heads = _sizes(c), c.num_heads
+def mixer_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
+    """Returns the tensors of a layer's latent attention."""
+    sizes, heads = c.mixer_of(layer), c.num_heads
+    assert isinstance(sizes, Latent)
     theirs, ours = f"model.layers.{layer}.self_attn", (f"layer_{layer}", "mixer")
     if sizes.q_rank is None:
         rows = dense(f"{theirs}.q_proj", (*ours, "q"), False)
@@ -178,9 +191,3 @@ def _mixer_tensors(c: TransformerConfig, layer: int) -> list[Tensor]:
         )
         rows.append(row)
     return rows + dense(f"{theirs}.o_proj", (*ours, "o"), c.out_bias)
-
-
-def _sizes(c: TransformerConfig) -> Latent:
-    sizes = c.mixer_of(0)
-    assert isinstance(sizes, Latent)
-    return sizes

@@ -121,7 +121,7 @@ def llama_tensors(
       c: the configuration.
       mixers: returns the tensors of a layer's mixer that is not attention, by the layer's index.
       experts: the name of the block that holds the experts.
-      expert_parts: the names of an expert's gate, up and down matrices.
+      expert_parts: the names of an expert's matrices: gate, if it has one, up and down.
       names: of the modules that are not named as in Llama, by our name.
     """
 
@@ -131,6 +131,8 @@ def llama_tensors(
 
     rows = [Tensor("model.embed_tokens.weight", ("embedding",))]
     rows += norm("model.norm", ("norm",))
+    if c.head_bias:
+        rows.append(Tensor("lm_head.bias", ("head", "bias")))
     if not c.tied_embeddings:
         rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
     for i in range(c.num_layers):
@@ -145,14 +147,15 @@ def llama_tensors(
             rows += attention_tensors(c, f"{theirs}.self_attn", (ours, "attention"), names)
         if branch == "mixer":
             continue
+        parts = ("gate", "up", "down") if c.gated else ("up", "down")
         if not c.is_sparse(i):
-            for part in ("gate", "up", "down") if c.gated else ("up", "down"):
+            for part in parts:
                 there = f"{theirs}.mlp.{names.get(part, f'{part}_proj')}"
                 rows += dense(there, (ours, "mlp", part), c.mlp_bias)
             continue
         rows += dense(f"{theirs}.{experts}.gate", (ours, "mlp", "router"), False)
         for expert in range(c.num_experts):
-            for part, name in zip(("gate", "up", "down"), expert_parts, strict=True):
+            for part, name in zip(parts, expert_parts, strict=True):
                 name = f"{theirs}.{experts}.experts.{expert}.{name}.weight"
                 rows.append(Tensor(name, (ours, "mlp", part), transpose=True, at=expert))
     return rows
@@ -166,7 +169,8 @@ def attention_tensors(
 ) -> list[Tensor]:
     """Returns the tensors of attention; a gate of its output lies in `q_proj`, head by head."""
     rows = []
-    for part, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)) if c.qk_norm else ():
+    weights = c.qk_norm not in (None, "unit")
+    for part, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)) if weights else ():
         there, path = f"{theirs}.{names.get(part, part)}", (*ours, part, "weight")
         if c.qk_norm == "heads":
             rows += [Tensor(f"{there}.norms.{h}.weight", path, at=h) for h in range(heads)]

@@ -7,10 +7,13 @@ prefix, which transformers has changed more than once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 from specjax._internal.fields import OBJECT, one_of
-from specjax.models.families.family import Config, Family
+from specjax.models.config import TransformerConfig
+from specjax.models.families.experts import ExpertNames, fused_experts, sparse_tensors
+from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import check_fields
 
 _TEXT, _TIED = "text_config", "tie_word_embeddings"
@@ -20,8 +23,8 @@ _PREFIXES = {
     "lm_head.": ("language_model.lm_head.", "lm_head."),
 }
 _PARTS = (
-    "visual.", "vision_tower.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio.",
-    "multi_modal_projector.",
+    "visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.",
+    "audio_tower.", "embed_audio.", "multi_modal_projector.",
 )  # fmt: skip
 _OTHERS = (*_PARTS, *(f"model.{part}" for part in _PARTS), "mtp.")
 """Beginnings of the names of what reads images and sounds, and of heads that draft."""
@@ -37,6 +40,8 @@ class Nested:
         default_factory=dict
     )  # of fields that its configuration omits
     tied: bool = False  # the default of tie_word_embeddings
+    # Files have a matrix of all experts of a layer in one tensor, as [in, out] or [out, in].
+    fused: bool = False
 
     def text(self, config: Config) -> Config:
         """Returns the configuration of the text model, as its family reads it.
@@ -65,6 +70,10 @@ class Nested:
     def family(self, config: Config, families: Mapping[str, Family]) -> Family:
         """Returns the text model's family, which reads the whole configuration and these names."""
         inner = families[self.text(config)["model_type"]]
+        if self.fused:
+            tables = (functools.partial(_fused, inputs_first=first) for first in (False, True))
+            named = dict(zip(("fused_tensors", "turned_tensors"), tables, strict=True))
+            inner = dataclasses.replace(inner, fused=True, **named)
         return dataclasses.replace(
             inner,
             architecture=self.architecture,
@@ -104,6 +113,12 @@ _QWEN2_5 = {
     "max_position_embeddings": 32768,
 }  # fmt: skip
 
+
+def _fused(c: TransformerConfig, inputs_first: bool) -> list[Tensor]:
+    """Returns the tensors, of which two hold all experts of a layer."""
+    return fused_experts(sparse_tensors(c, ExpertNames()), c, inputs_first)
+
+
 NESTED: dict[str, Nested] = {
     "gemma3": Nested(
         "Gemma3ForConditionalGeneration", {"gemma3_text": "gemma3_text"}, _GEMMA3, tied=True
@@ -117,6 +132,7 @@ NESTED: dict[str, Nested] = {
         _GEMMA4,
         tied=True,
     ),
+    "llama4": Nested("Llama4ForConditionalGeneration", {"llama4_text": "llama4_text"}),
     "mistral3": Nested(
         "Mistral3ForConditionalGeneration",
         {"mistral": "mistral", "ministral3": "ministral3", "mistral4": "mistral4"},
@@ -133,6 +149,12 @@ NESTED: dict[str, Nested] = {
         "Qwen3VLForConditionalGeneration",
         {"qwen3_vl_text": "qwen3"},
         {"rope_theta": 5e5, "max_position_embeddings": 128000},
+    ),
+    "qwen3_vl_moe": Nested(
+        "Qwen3VLMoeForConditionalGeneration",
+        {"qwen3_vl_moe_text": "qwen3_moe"},
+        {"rope_theta": 5e5, "max_position_embeddings": 128000, "norm_topk_prob": True},
+        fused=True,
     ),
 }
 """The folder of each such `model_type` in config.json."""

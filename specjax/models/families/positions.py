@@ -66,7 +66,7 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
             fraction,
             factor=number(params, "factor", least=1.0, most=_FAR),
             low_freq_factor=low,
-            high_freq_factor=number(params, "high_freq_factor", above=low, most=_FAR),
+            high_freq_factor=number(params, "high_freq_factor", least=low, most=_FAR),
             original_max_positions=original,
         )
     amplitude = (

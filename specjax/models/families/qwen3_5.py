@@ -69,12 +69,15 @@ def read_qwen3_next(config: Config, theta: float, **changes: object) -> Transfor
 
 def write_delta(c: TransformerConfig) -> Config:
     """Returns the fields that `read_qwen3_next` reads beside those of Llama."""
-    mixer = next(m for m in c.mixers if isinstance(m, GatedDelta))
+    mixer = next((m for m in c.mixers if isinstance(m, GatedDelta)), None)
+    sizes = {} if mixer is None else {t: getattr(mixer, ours) for ours, (t, _) in _SIZES.items()}
     return {
         "attention_bias": c.qkv_bias,
         "attn_output_gate": True,
-        "layer_types": ["full_attention" if m is None else "linear_attention" for m in c.mixers],
-        **{theirs: getattr(mixer, ours) for ours, (theirs, _) in _SIZES.items()},
+        "layer_types": [
+            "full_attention" if c.attends(i) else "linear_attention" for i in range(c.num_layers)
+        ],
+        **sizes,
     }
 
 

@@ -16,20 +16,26 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.platforms import on_cpu
+from specjax.models.packed import PackedKernel
 from specjax.models.products import stacked_product
 
 
 class Stacks(NamedTuple):
     """The weights of a layer's experts, and their biases, if they have some."""
 
-    gate: Array  # [E, H, I]
-    up: Array  # [E, H, I]
-    down: Array  # [E, I, H]
+    gate: Array | PackedKernel | None  # [E, H, I]; None: an expert has no gate
+    up: Array | PackedKernel  # [E, H, I]
+    down: Array | PackedKernel  # [E, I, H]
     biases: tuple[Array, Array, Array] | None = None  # [E, I], [E, I], [E, H]
 
+    @property
+    def some_packed(self) -> bool:
+        """Returns whether at least one of the stacks is packed."""
+        return any(isinstance(stack, PackedKernel) for stack in self[:3])
 
-Gate = Callable[[Array, Array], Array]
-"""Maps the outputs of gate and up to the input of down."""
+
+Gate = Callable[[Array | None, Array], Array]
+"""Maps the outputs of gate, if there is one, and up to the input of down."""
 
 _ROWS_OF_KERNEL = 8
 """The kernel of a TPU takes a multiple of it; rows of no expert fill up the last ones."""
@@ -53,23 +59,27 @@ def grouped(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     Returns:
       [P, H] in the dtype of x.
     """
+    if stacks.some_packed:
+        # `ragged_dot` would need the wide numbers of every expert in memory.
+        return _in_tiles(inner, x, chosen, stacks, False)
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
-    sizes = jnp.bincount(flat, length=len(stacks.gate)).astype(jnp.int32)
+    sizes = jnp.bincount(flat, length=len(stacks.up)).astype(jnp.int32)
     more = -len(flat) % _ROWS_OF_KERNEL
     rows, expert = jnp.pad(x[order], ((0, more), (0, 0))), jnp.pad(flat[order], (0, more))
 
-    def product(rows: Array, stack: Array, which: int) -> Array:
+    def product(rows: Array, stack: Array | PackedKernel, which: int) -> Array:
+        assert isinstance(stack, jax.Array)
         y = jax.lax.ragged_dot(rows, stack, sizes)
         return y if stacks.biases is None else y + stacks.biases[which][expert]
 
     with jax.named_scope(f"pairs_{len(flat)}"):  # that `bench.tpu` counts
-        hidden = inner(product(rows, stacks.gate, 0), product(rows, stacks.up, 1))
+        gate = None if stacks.gate is None else product(rows, stacks.gate, 0)
+        hidden = inner(gate, product(rows, stacks.up, 1))
         out = product(hidden, stacks.down, 2)
     return out[_inverse(order)]
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     """Computes `grouped` for arrays on one device; on a CPU one tile after the other.
 
@@ -77,20 +87,27 @@ def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     of its expert do, or in a later tile of them; where it ends behind them, the next tile writes
     over what it computed too much.
     """
+    if stacks.some_packed:
+        return _in_tiles(inner, x, chosen, stacks)
+    return _dense_in_tiles(inner, x, chosen, stacks)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _dense_in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     return on_cpu(
         functools.partial(_in_tiles, inner), functools.partial(grouped, inner), x, chosen, stacks
     )
 
 
-@in_tiles.defjvp
+@_dense_in_tiles.defjvp
 def _(
     inner: Gate, primals: tuple[Array, Array, Stacks], tangents: tuple[Array, Array, Stacks]
 ) -> tuple[Array, Array]:
     return jax.jvp(functools.partial(grouped, inner), primals, tangents)
 
 
-def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
-    experts, (tokens, count) = len(stacks.gate), chosen.shape
+def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks, alone: bool = True) -> Array:
+    experts, (tokens, count) = len(stacks.up), chosen.shape
     pairs = tokens * count
     size = tile_size(tokens, count, experts)
     flat = chosen.reshape(-1)
@@ -108,11 +125,12 @@ def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
         e, at = expert[i], first[i]
         mine = jax.lax.dynamic_slice_in_dim(rows, at, size)
 
-        def product(rows: Array, stack: Array, which: int) -> Array:
-            y = stacked_product(rows, stack, e)
+        def product(rows: Array, stack: Array | PackedKernel, which: int) -> Array:
+            y = stacked_product(rows, stack, e, alone)
             return y if stacks.biases is None else y + stacks.biases[which][e].astype(y.dtype)
 
-        hidden = inner(product(mine, stacks.gate, 0), product(mine, stacks.up, 1))
+        gate = None if stacks.gate is None else product(mine, stacks.gate, 0)
+        hidden = inner(gate, product(mine, stacks.up, 1))
         added = product(hidden.astype(x.dtype), stacks.down, 2)
         return jax.lax.dynamic_update_slice_in_dim(out, added, at, 0)
 

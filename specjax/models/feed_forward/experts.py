@@ -12,15 +12,17 @@ from jax import Array
 
 from specjax.models.config import TransformerConfig
 from specjax.models.feed_forward.by_expert import Stacks, grouped, in_tiles
-from specjax.models.feed_forward.mlp import MLP, gated_activation
+from specjax.models.feed_forward.mlp import MLP, activated
 from specjax.models.layers import Dense, named_param, residual_scale
 from specjax.models.router import route
 
 
 class Experts(nn.Module):
-    """A mixture of gated MLPs: for each token the weighted sum of its best experts.
+    """A mixture of MLPs: for each token the weighted sum of its best experts.
 
-    `config.router` says which experts are the best.  There may be an MLP that every token reads
+    `config.router` says which experts are the best.  They may read and write fewer numbers than
+    the stream has (LatentMoE: NVIDIA 2026, Nemotron 3), which one matrix makes and another
+    undoes.  There may be an MLP that every token reads
     (DeepSeekMoE, arXiv 2401.06066, section 3.2), whose output may be weighted by a sigmoid.
 
     Reference: Shazeer et al. 2017, arXiv 1701.06538, section 2.
@@ -41,14 +43,19 @@ class Experts(nn.Module):
         c = self.config
         flat = x.reshape(-1, c.hidden_size)
         weights, chosen = self._route(flat if routed is None else routed.reshape(flat.shape))
+        if c.expert_width:
+            flat = self._linear("latent_in", c.expert_width, ("embed", "latent"))(flat)
         pairs = jnp.repeat(flat, c.experts_per_token, axis=0)
         if c.router.on_input:
             pairs = pairs * weights.reshape(-1, 1).astype(x.dtype)
             weights = jnp.ones_like(weights)
         mix = in_tiles if self.on_one_device else grouped
-        out = mix(functools.partial(gated_activation, c), pairs, chosen, self._stacks())
+        out = mix(functools.partial(activated, c), pairs, chosen, self._stacks())
         out = out.reshape(*chosen.shape, -1).astype(jnp.float32)
-        mixed = (out * weights[..., None]).sum(1).astype(x.dtype).reshape(x.shape)
+        mixed = (out * weights[..., None]).sum(1).astype(x.dtype)
+        if c.expert_width:
+            mixed = self._linear("latent_out", c.hidden_size, ("latent", "embed"))(mixed)
+        mixed = mixed.reshape(x.shape)
         if not c.shared_size:
             return mixed
         shared = MLP(c, self.dense, c.shared_size, name="shared")(x)
@@ -56,6 +63,9 @@ class Experts(nn.Module):
             gate = self.dense(1, ("embed", "one"), False, c.init_scale, name="shared_gate")(x)
             shared = jax.nn.sigmoid(gate.astype(jnp.float32)).astype(x.dtype) * shared
         return mixed + shared
+
+    def _linear(self, name: str, features: int, axes: tuple[str, str]) -> Dense:
+        return self.dense(features, axes, self.config.mlp_bias, self.config.init_scale, name=name)
 
     def _route(self, x: Array) -> tuple[Array, Array]:
         """Returns the weights and the experts of each token of x [T, H]."""
@@ -91,10 +101,13 @@ class Experts(nn.Module):
         def bias(name: str, axis: str, size: int) -> Array:
             return named_param(self, name, zeros, ("expert", axis), (c.num_experts, size))
 
-        inner = c.expert_size
-        gate = stack("gate", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
-        up = stack("up", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
-        down = stack("down", (inner, c.hidden_size), ("expert_mlp", "embed"), residual_scale(c))
+        inner, wide = c.expert_size, c.expert_width or c.hidden_size
+
+        def inward(name: str) -> Array:
+            return stack(name, (wide, inner), ("embed", "expert_mlp"), c.init_scale)
+
+        gate, up = inward("gate") if c.gated else None, inward("up")
+        down = stack("down", (inner, wide), ("expert_mlp", "embed"), residual_scale(c))
         if not c.expert_bias:
             return Stacks(gate, up, down)
         biases = (

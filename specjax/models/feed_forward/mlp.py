@@ -32,20 +32,22 @@ class MLP(nn.Module):
             return self.dense(features, axes, c.mlp_bias, scale, name=name)
 
         up = dense("up", size, ("embed", "mlp"), c.init_scale)(x)
+        gate = None
         if c.gated:
-            gate = dense("gate", size, ("embed", "mlp"), c.init_scale)(x)
-            inner = gated_activation(c, scaled(gate, c.gate_scale), up)
-        else:
-            inner = ACTIVATIONS[c.activation](up)
+            gate = scaled(dense("gate", size, ("embed", "mlp"), c.init_scale)(x), c.gate_scale)
+        inner = activated(c, gate, up)
         down = dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))
         return scaled(down(inner), c.down_scale)
 
 
-def gated_activation(c: TransformerConfig, gate: Array, up: Array) -> Array:
-    """Returns act(gate) * up; with a limit (up + 1) * gate * sigmoid(slope * gate), both clamped.
+def activated(c: TransformerConfig, gate: Array | None, up: Array) -> Array:
+    """Returns act(gate) * up, or act(up) without a gate.
 
-    gpt-oss (OpenAI 2025, arXiv 2508.10925) has the second.
+    With a limit it is (up + 1) * gate * sigmoid(slope * gate), where both are clamped (gpt-oss:
+    OpenAI 2025, arXiv 2508.10925).
     """
+    if gate is None:
+        return ACTIVATIONS[c.activation](up)
     if c.gate_limit is None:
         return ACTIVATIONS[c.activation](gate) * up
     gate = jnp.minimum(gate, c.gate_limit)

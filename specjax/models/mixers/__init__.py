@@ -6,6 +6,7 @@ tokens staged.  Its record, a `Mixer` in `TransformerConfig.mixers`, has its siz
 
 from specjax.models.mixers.attention import Attention, AttentionSizes, Rotations
 from specjax.models.mixers.gated_delta import GatedDelta
+from specjax.models.mixers.kimi_delta import KimiDelta
 from specjax.models.mixers.latent import Latent, LatentAttention
 from specjax.models.mixers.mamba2 import Mamba2, Scales
 from specjax.models.mixers.short_conv import ShortConv
@@ -16,6 +17,7 @@ __all__ = [
     "Attention",
     "AttentionSizes",
     "GatedDelta",
+    "KimiDelta",
     "Latent",
     "LatentAttention",
     "Mamba2",

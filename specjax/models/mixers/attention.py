@@ -99,8 +99,10 @@ class Attention(nn.Module):
             )
             return apart(dense(x))
 
+        turns = rotations is not None and rotations[0].shape[-1] > 0
+
         def turned(y: Array) -> Array:
-            return y if rotations is None else rotate(y, rotations, c.interleaved)
+            return rotate(y, rotations, c.interleaved) if rotations and turns else y
 
         def prepared(name: str, y: Array, heads: int) -> Array:
             axis = "heads" if name == "q" else "kv_heads"
@@ -112,6 +114,8 @@ class Attention(nn.Module):
                 y = Norm(c, "rms", "head_dim", name=f"{name}_norm")(y)
             if c.qk_norm == "heads":
                 y = Norm(c, "centred", (axis, "head_dim"), name=f"{name}_norm")(y)
+            if c.qk_norm == "unit" and turns:
+                y = unit_rms(y, c.norm_eps).astype(y.dtype)
             return y if c.qk_norm_last else turned(y)
 
         query = prepared("q", project("q", c.num_heads), c.num_heads)

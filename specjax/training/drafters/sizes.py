@@ -16,7 +16,7 @@ class Sizes(Options):
 
     num_drafts: int = count(7, "depth of the drafts that are learned")
     num_layers: int | None = count(
-        None, "layers; by default 1 for eagle3 and 2 for the other kinds"
+        None, "layers; by default 1 for eagle3 and mtp, and 2 for the other kinds"
     )
     mlp_size: int | None = count(None, "hidden size of the MLP; by default the target's")
     taps: tuple[int, ...] = option(

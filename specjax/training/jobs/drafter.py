@@ -1,7 +1,7 @@
 """specjax train drafter: train a drafter that reads hidden states of its target.
 
---kind eagle3, peagle, dflash or dspark.  The target reads each batch once and stays frozen.  The
-drafter learns from its hidden states at a few layers to predict what the target would say, from
+--kind eagle3, peagle, mtp, dflash or dspark.  The target reads each batch once and stays frozen.
+The drafter learns from its hidden states at a few layers to predict what the target would say, from
 many positions of every text at once.  With --teacher it learns from the hidden states that
 train.teacher has recorded, and only the target's embedding and output matrix are in memory.
 (`--kind model` and `--kind medusa` are train.distill and train.medusa.)
@@ -100,8 +100,8 @@ class DrafterOptions(Sizes, SampledOptions):
     )
     loss: str | None = option(
         None,
-        "training loss; by default forward-kl for eagle3 and peagle, cross-entropy for dflash, and "
-        "cross-entropy-l1 for dspark",
+        "training loss; by default forward-kl for eagle3, mtp and peagle, cross-entropy for "
+        "dflash, and cross-entropy-l1 for dspark",
         choices=tuple(OBJECTIVES),
     )
     depth_decay: float | None = option(
@@ -114,8 +114,8 @@ class DrafterOptions(Sizes, SampledOptions):
     )
     anchors: int = count(
         0,
-        "positions of a sequence from which drafts are learned (eagle3 and peagle learn the first "
-        "depth at every position); 0: an eighth of --sequence-length",
+        "positions of a sequence from which drafts are learned (eagle3, mtp and peagle learn the "
+        "first depth at every position); 0: an eighth of --sequence-length",
         0,
     )
     temperature: float = option(1.0, "temperature of the generated sequences", "[0, inf)")
@@ -302,7 +302,9 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
         part = "network" if "network" in own else "draft"
         network = cast(dict[str, dict[str, Array]], own[part])
         theirs = self.target.params.get("norm", {}).get("weight")
-        offset = self.target.model.module.config.norm_offset
+        offset = (
+            self.target.model.module.config.norm_offset - self.learner.source.layers.norm_offset
+        )
         if theirs is None or theirs.shape != network["norm"]["weight"].shape:
             return own
         weight = jnp.copy(theirs.astype(jnp.float32)) + offset

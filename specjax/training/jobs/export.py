@@ -131,7 +131,7 @@ def export_heads(options: ExportOptions) -> None:
       ValueError: the heads belong to another target, or the format cannot represent them.
     """
     assert options.target is not None
-    target = load(options.target, "float32")
+    target = load(options.target, "float32", dequantise=True)
     matrix = np.asarray(head_matrix(target.params)).T
     heads = read_heads(pathlib.Path(options.model), options.source_format, matrix)
     _check_marks(heads, target, pathlib.Path(options.model).name)

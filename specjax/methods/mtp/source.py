@@ -1,0 +1,60 @@
+"""`MtpSource`: the layer of multi-token prediction of a target's own folder."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax import Array
+
+from specjax._internal.checks import within
+from specjax.contract import Source
+from specjax.methods.eagle3 import Eagle3State, EagleParams, PairReading, PairSource, draft_logits
+from specjax.methods.mtp.network import MtpConfig
+from specjax.methods.published import PublishedDrafter, head_of
+from specjax.proposers import Chain
+
+
+@dataclasses.dataclass(frozen=True)
+class MtpSource(PairSource[MtpConfig], Source[EagleParams, Eagle3State, PairReading]):
+    """A `PairSource` whose features are the target's last hidden states, after its final norm.
+
+    One layer drafts every depth: the output of a depth is the hidden state of the next one.
+
+    With `head_tokens` it drafts only tokens with smaller ids, and reads only their columns of the
+    target's output matrix, which may be larger than the layer.  The frequent tokens of a byte-pair
+    vocabulary come first, since tokens are numbered as they were merged.
+
+    Reference: DeepSeek-AI 2024 (DeepSeek V3), arXiv 2412.19437, section 2.2.
+    """
+
+    network: MtpConfig
+    vocab_size: int  # the target's
+    taps: tuple[int, ...]  # the last of the target's
+    head_tokens: int | None = None  # None: all tokens
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_tokens is not None:
+            within("head_tokens", self.head_tokens, 1, self.vocab_size, ", the target's tokens")
+
+    def _logits(self, params: EagleParams, normed: Array) -> Array:
+        head = head_of(params)
+        head = head if self.head_tokens is None else head[:, : self.head_tokens]
+        return draft_logits(normed, head, self.vocab_size)
+
+
+def with_switches(
+    drafter: PublishedDrafter,
+    feeds_normed: bool,
+    zeroes_first: bool,
+    head_tokens: int | None = None,
+) -> PublishedDrafter:
+    """Returns a drafter of chains over an `MtpSource` with these switches of it and its network."""
+    source = drafter.source
+    assert isinstance(source, MtpSource)
+    network = dataclasses.replace(
+        source.network, feeds_normed=feeds_normed, zeroes_first=zeroes_first
+    )
+    changed = dataclasses.replace(source, network=network, head_tokens=head_tokens)
+    proposer = Chain(changed, drafter.proposer.max_depth)
+    return dataclasses.replace(drafter, proposer=proposer, source=changed)

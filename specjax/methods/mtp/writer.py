@@ -1,0 +1,50 @@
+"""Writes MTP layers under the names of Qwen or of DeepSeek, in a folder that holds only the layer.
+
+Its `config.json` is that of the target, so the tensors can also be added to the target's own files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import cast
+
+from specjax.methods.mtp.rows import network_rows, network_shapes
+from specjax.methods.mtp.source import MtpSource
+from specjax.methods.published import Export, Layout, PublishedDrafter
+from specjax.models import FAMILIES, MTP, LanguageModel, TransformerConfig, mtp_layers
+
+
+def _faults(drafter: PublishedDrafter, target: LanguageModel, layout: str) -> list[str]:
+    """Lists the properties of a drafter that a layout cannot hold."""
+    own, names = cast(MtpSource, drafter.source).network, MTP[layout]
+    faults = {
+        "reads the hidden state before the embedding": own.hidden_first != names.hidden_first,
+        "has no norm before the head": own.has_norm != (names.norm is not None),
+    }
+    found = [words for words, true in faults.items() if true]
+    config: TransformerConfig = target.model.module.config
+    if mtp_layers(config, names.is_dense) != own.layers:
+        found.append("has another decoder layer than the last one of the target")
+    return found
+
+
+def _export(drafter: PublishedDrafter, target: LanguageModel, layout: str) -> Export:
+    own, names = cast(MtpSource, drafter.source).network, MTP[layout]
+    config: TransformerConfig = target.model.module.config
+    family = FAMILIES[config.family]
+    rows = [
+        row if row.name.startswith("mtp.") else dataclasses.replace(row, name=f"model.{row.name}")
+        for row in network_rows(own, family, names, config.num_layers)
+    ]
+    fields = {"architectures": [family.architecture], **family.write_config(config)}
+    return Export({**fields, names.field: 1}, rows, network_shapes(own), drafter.params, {})
+
+
+MTP_LAYOUTS = {
+    layout: Layout(
+        functools.partial(_faults, layout=layout), functools.partial(_export, layout=layout)
+    )
+    for layout in MTP
+}
+"""The publishers' layouts, by name."""
