@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from bench.imposed import Imposed, Script
+from bench.imposed import Imposed, ImposedTree, Script
 from bench.weights import Pair, TorchModel
-from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling
+from specjax import Decoder, DraftModel, DraftTree, Match, NGram, NoProposer, Params, Sampling
 from specjax.contract import Proposer
 from specjax.measure import PromptCounts
+from specjax.proposers import StaticTree
 from specjax.types import Arrays
 
 INT8_TARGET = "int8 target"
@@ -49,8 +50,9 @@ def ours(
     script: Imposition | None = None,
     width: int = 1,
     name: str | None = None,
+    branching: tuple[int, ...] = (),
 ) -> Contestant:
-    """specjax with a proposer: `plain`, `draft` or `ngram`.
+    """specjax with a proposer: `plain`, `draft`, `tree` or `ngram`.
 
     Args:
       target, draft: loaded models.
@@ -59,6 +61,7 @@ def ours(
       script: the imposed acceptance; None for the real one.
       width: tokens in a pass of plain decoding: 1, or as many as in a speculative step.
       name: in the report; by default the kind.
+      branching: of a tree.
     """
     proposer: Proposer
     arrays: Arrays = None
@@ -66,10 +69,16 @@ def ours(
         assert draft is not None
         proposer = DraftModel(draft.model, target.model.vocab_size, num_drafts)
         arrays = draft.params
+    elif kind == "tree":
+        assert draft is not None
+        proposer = DraftTree(draft.model, target.model.vocab_size, branching)
+        arrays = draft.params
     else:
         proposer = NGram(num_drafts) if kind == "ngram" else NoProposer(num_nodes=width)
     if script is not None and kind != "plain":
-        proposer = Imposed(proposer, target.model.vocab_size)
+        size = target.model.vocab_size
+        is_tree = isinstance(proposer, StaticTree)
+        proposer = ImposedTree(proposer, size) if is_tree else Imposed(proposer, size)
         arrays = Script(arrays, jnp.asarray(script[0], jnp.int32), jnp.asarray(script[1]))
     params = Params(target.params, arrays)
     counts: list[PromptCounts] = []

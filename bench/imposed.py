@@ -1,4 +1,4 @@
-"""Impose an acceptance on any chain proposer, for weights that no draft was trained for.
+"""Impose an acceptance on chains and fixed trees, for weights that no draft was trained for.
 
 The proposer does all its work.  Then each draft is replaced: with the given probability by the
 token that the target is known to write, and otherwise by another token.  So the costs are real, the
@@ -21,6 +21,7 @@ from jax import Array
 from specjax import tree
 from specjax.contract import Context, Proposer
 from specjax.decoding import expected_accepted_length
+from specjax.proposers import StaticTree
 from specjax.types import Arrays, Block, Proposal
 
 State = tuple[Arrays, Array, Array]
@@ -138,3 +139,43 @@ class Imposed(Proposer):
         self, params: Script, state: State, text: Array, length: Array, wanted: Array
     ) -> State:
         return self.inner.resume(params.inner, state[0], text, length, wanted), *state[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImposedTree(Imposed):
+    """The tree `inner` with its drafts replaced.
+
+    Of each node's children the first one is the draft that a chain would have, and its siblings are
+    wrong.  So the acceptance is that of a chain as deep, and a tree costs what it costs.
+    """
+
+    inner: StaticTree
+    is_chain = False
+
+    def __post_init__(self) -> None:
+        self.declare(
+            num_nodes=self.inner.num_nodes, max_depth=self.inner.max_depth, taps=self.inner.taps
+        )
+
+    def propose(self, params: Script, state: State, context: Context) -> tuple[Proposal, State]:
+        proposal, inner = self.inner.propose(params.inner, state[0], context)
+        parent = self.inner.parent
+        rank = np.array([sum(parent[:i] == parent[i]) for i in range(1, self.num_nodes)])
+        depth = np.zeros(self.num_nodes, int)
+        for node in range(1, self.num_nodes):  # parents come first
+            depth[node] = depth[parent[node]] + 1
+        position = jnp.minimum(state[1][:, None] + depth[1:], params.text.shape[1] - 1)
+        text, right = (
+            jnp.take_along_axis(x, position, axis=1) for x in (params.text, params.right)
+        )
+        wrong = (text + 1 + rank) % self.vocab_size
+        drafts = jnp.where(right & (rank == 0), text, wrong)
+        drafts, drafted = jax.lax.optimization_barrier((drafts, proposal.tokens))
+        tokens = jnp.concatenate([context.pending[:, None], drafts], axis=1)
+        parents = jnp.broadcast_to(jnp.asarray(parent), tokens.shape)
+        return Proposal(tokens, parents, point_mass=True), (inner, state[1], drafted)
+
+    def observe(self, params: Script, state: State, block: Block) -> State:
+        inner, length, drafted = state
+        inner = self.inner.observe(params.inner, inner, block)
+        return inner, length + block.count, drafted

@@ -34,6 +34,7 @@ class Eagle3Config:
     layers: TransformerConfig  # of the decoder layers; its vocabulary is that of the drafts
     num_taps: int  # n layers of the target are read
     target_size: int  # hidden size of the target
+    fuses: bool = True  # else there is one tap, and it is the feature
     norm_before_residual: bool = False  # the residual of the first layer is the normed feature
     norm_before_fc: bool = False  # one norm over all taps together
     fc_norm: bool = False  # one norm for each tap (EAGLE-3.1)
@@ -92,7 +93,9 @@ class Eagle3(nn.Module):
     def setup(self) -> None:
         c = self.config
         dense = functools.partial(Dense, dot_general=self.dot_general)
-        self.fc = dense(c.layers.hidden_size, ("features", "embed"), False, c.layers.init_scale)
+        if c.fuses:
+            size = c.layers.hidden_size
+            self.fc = dense(size, ("features", "embed"), False, c.layers.init_scale)
         if c.norm_before_fc:
             self.input_norm = Norm(c.layers, axis="features")
         if c.fc_norm:
@@ -110,7 +113,7 @@ class Eagle3(nn.Module):
             parts = jnp.split(features, c.num_taps, axis=-1)
             normed = [norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)]
             features = jnp.concatenate(normed, axis=-1)
-        return self.fc(features)
+        return self.fc(features) if c.fuses else features
 
     def __call__(
         self,

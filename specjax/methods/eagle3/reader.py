@@ -5,7 +5,8 @@ components of a head are taken from its tensors:
 
     midlayer.* or layers.0.*      q, k and v read 2 E numbers: an embedding and a feature
     layers.1.* and further        ordinary decoder layers
-    fc, norm                      from n layers of the target to E; before the head's matrix
+    fc, norm                      from n layers of the target to E; before the head's matrix.
+                                  Heads that read the target's last state have no fc
     input_norm or fc_norm.{k}     norms before fc
     embed_tokens, lm_head         missing: those of the target are used
     d2t, t2d                      a reduced vocabulary
@@ -27,7 +28,12 @@ from specjax.methods.drafter import Drafter
 from specjax.methods.eagle3.network import Eagle3Config
 from specjax.methods.eagle3.rows import network_rows, network_shapes
 from specjax.methods.eagle3.source import Eagle3Source
-from specjax.methods.eagle3.taps import default_taps, is_model_opt, read_taps
+from specjax.methods.eagle3.taps import (
+    default_taps,
+    is_model_opt,
+    read_taps,
+    reads_last_state,
+)
 from specjax.methods.eagle3.writer import EAGLE3_LAYOUTS
 from specjax.methods.published import (
     EMBEDDING,
@@ -64,10 +70,9 @@ _DEPTH, _WIDTH, _NODES = 8, 10, 60
 
 _PLAIN = "the authors' or SpecForge's"
 
-_EXPECTED = {
+_EXPECTED: dict[str, Kind] = {
     f"eagle_config.{name}": one_of((supported,))
     for name, supported in {
-        "use_aux_hidden_state": True,
         "use_input_layernorm_in_first_layer": True,
         "use_last_layernorm": True,
         "use_mtp_layernorm": False,
@@ -76,6 +81,7 @@ _EXPECTED = {
     }.items()
 }
 """Switches of ModelOpt, each with the only value that specjax supports."""
+_EXPECTED["eagle_config.use_aux_hidden_state"] = FLAG
 
 _SWITCHES: dict[str, Kind] = dict.fromkeys(
     ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output"), FLAG
@@ -110,16 +116,26 @@ def read_parts(
     layers = read_layers(folder, inner, tensors, prefixes, like)
     # Its head is never its embedding, whatever the configuration says.
     layers = dataclasses.replace(layers, tied_embeddings=False)
-    taps = read_taps(folder, config)
+    of_last = reads_last_state(config)
+    taps = None if of_last else read_taps(folder, config)
     if target is not None:
         hidden, _, depth = sizes_of(target, folder.name)
         check_target(folder, config, _layers_of(config, layers), target)
-        taps = default_taps(folder, depth) if taps is None else taps
-        with named(folder / CONFIG):
-            check_taps(taps, depth, target.name)
+        if of_last:
+            taps = (depth + 1,)
+        else:
+            taps = default_taps(folder, depth) if taps is None else taps
+            with named(folder / CONFIG):
+                check_taps(taps, depth, target.name)
     else:
         hidden = config.get("target_hidden_size") or layers.hidden_size
-    count = 3 if taps is None else len(taps)
+    count = 1 if of_last else 3 if taps is None else len(taps)
+    if of_last and hidden != layers.hidden_size:
+        raise ValueError(
+            f"{folder}: hidden size {layers.hidden_size}, and a head with use_aux_hidden_state="
+            f"false reads the last state of its target, whose hidden size is {hidden}: pass the "
+            "target that the head was trained for"
+        )
     check_features(folder, tensors, layers.hidden_size, count, hidden)
     shares = tuple(part for part, row in TABLES.items() if row.name not in tensors)
     if target is not None:
@@ -140,6 +156,7 @@ def read_parts(
         layers=layers,
         num_taps=count,
         target_size=hidden,
+        fuses=not of_last,
         norm_before_residual=bool(config.get("norm_before_residual")),
         feeds_normed=_feeds_normed(folder, config),
         **{name: seen or bool(config.get(name)) for name, seen in shown.items()},

@@ -16,7 +16,7 @@ from specjax.models import Tensor
 def network_rows(c: Eagle3Config, prefixes: list[str]) -> list[Tensor]:
     """Returns the table of the network's tensors, whose layers have names with these prefixes."""
     rows = [
-        *dense_rows("fc", ("network", "fc")),
+        *(dense_rows("fc", ("network", "fc")) if c.fuses else []),
         Tensor("norm.weight", ("network", "norm", "weight")),
     ]
     if c.norm_before_fc:

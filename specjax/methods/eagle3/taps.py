@@ -7,6 +7,9 @@ Here tap 0 is the embedding, and tap i the output of the i-th layer, counted fro
     eagle_config.eagle_aux_hidden_state_layer_ids    + 1                NVIDIA ModelOpt, SGLang
     target_layer_ids                                 + 1, -1 is 0       DeepSpec
     none of them                                     2, L // 2, L - 3   the authors of EAGLE
+    eagle_config.use_aux_hidden_state false          L + 1              NVIDIA ModelOpt, vLLM
+
+The last of these heads have no `fc`: the target's last state, after its final norm, is the feature.
 """
 
 from __future__ import annotations
@@ -40,6 +43,11 @@ def read_taps(folder: pathlib.Path, config: Config) -> tuple[int, ...] | None:
                 f"{' and '.join(present)}: the layers {list(taps)} must be distinct and ascending"
             )
     return taps
+
+
+def reads_last_state(config: Config) -> bool:
+    """Returns whether a head reads the target's last state only, after its final norm."""
+    return (config.get(_OUTER) or {}).get("use_aux_hidden_state") is False
 
 
 def write_taps(taps: tuple[int, ...], *, nested: bool) -> Config:

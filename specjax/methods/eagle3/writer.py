@@ -37,7 +37,8 @@ def faults(drafter: PublishedDrafter, found: dict[str, bool]) -> list[str]:
     layers, taps = source_of(drafter).network.layers, source_of(drafter).taps
     windows = ["has layers with windows"] if layers.windows else []
     normed = "reads the target's last state after the final norm"
-    found = {**found, normed: drafter.sizes[2] + 1 in taps}
+    last = source_of(drafter).network.fuses and drafter.sizes[2] + 1 in taps
+    found = {**found, normed: last}
     words = [words for words, true in found.items() if true]
     return [*(windows or unwritable(layers)), *table_faults(drafter), *words]
 
@@ -46,7 +47,8 @@ def flat_faults(c: Eagle3Config) -> dict[str, bool]:
     """Returns the properties that the authors' configuration lacks, and whether each holds."""
     biases = c.layers.qkv_bias or c.layers.out_bias or c.layers.mlp_bias
     return {
-        f"reads {c.num_taps} layers of the target instead of {_TAPS}": c.num_taps != _TAPS,
+        f"reads {c.num_taps} layers of the target instead of {_TAPS}": c.fuses
+        and c.num_taps != _TAPS,
         "norms queries and keys": c.layers.qk_norm is not None,
         "has biases": biases,
         "norms all features together (norm_before_fc)": c.norm_before_fc,
@@ -68,6 +70,7 @@ def speculators_faults(drafter: PublishedDrafter, target: LanguageModel) -> list
     sizes = c.layers.hidden_size, c.target_size
     found = {
         f"has hidden size {sizes[0]} for a target of {sizes[1]}": sizes[0] != sizes[1],
+        "reads the target's last state without fc": not c.fuses,
         "has biases before the attention alone": c.layers.qkv_bias and not c.layers.out_bias,
         "norms the features twice (norm_before_fc and fc_norm)": c.norm_before_fc and c.fc_norm,
     }
@@ -79,10 +82,17 @@ def flat_config(drafter: PublishedDrafter, architecture: str) -> Config:
     source = source_of(drafter)
     c, config = source.network, {"architectures": [architecture]}
     config |= write_layers(c.layers, source.vocab_size)
-    config |= {"draft_vocab_size": num_units(drafter), **write_taps(source.taps, nested=True)}
+    config |= {"draft_vocab_size": num_units(drafter), **_taps(source)}
     # With this field the authors' code takes the embedding from the head's own file.
     own = "embedding" not in drafter.shares
     return config | ({"target_hidden_size": c.target_size} if own else {})
+
+
+def _taps(source: EagleSource) -> Config:
+    """Returns the fields of the taps, in a configuration for all engines."""
+    if not source.network.fuses:
+        return {"eagle_config": {"use_aux_hidden_state": False}}
+    return write_taps(source.taps, nested=True)
 
 
 def _official(drafter: PublishedDrafter, target: LanguageModel) -> Export:
