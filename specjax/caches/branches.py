@@ -91,19 +91,26 @@ class BranchCache:
         return keys, values
 
     def visible(
-        self, positions: Array, mask: Array | None = None, window: int | None = None
+        self,
+        positions: Array,
+        mask: Array | None = None,
+        window: int | None = None,
+        chunked: bool = False,
     ) -> Array | None:
         """Returns [B, N, S + N] bool: the slots that each token of the coming pass attends to.
 
-        None stands for causal attention to the text.
+        None stands for causal attention to the text, within the window if there is one.
 
         Args:
           positions: [B, N] of the coming tokens.
           mask: [1, W, W] bool, which tokens of its branch each one attends to; None: causal.
-          window: as for `KVCache.visible`.
+          window, chunked: as for `KVCache.visible`.
         """
         if not self.keys:
-            return None
+            if window is None or not chunked:
+                return None
+            distance = positions[:, :, None] - positions[:, None]
+            return (distance >= 0) & (distance <= positions[:, :, None] % window)
         count = positions.shape[1]
         slot = jnp.arange(self.num_text)
         text = slot < jnp.repeat(self.leaves, self.width, axis=1)[:, :, None]
@@ -116,7 +123,8 @@ class BranchCache:
         earlier = number < len(number) - count
         same = (same & (earlier | inside[within[new, None], within]))[None]
         if window is not None:
-            text = text & (positions[:, :, None] - slot < window)
-            same = same & (positions[:, :, None] - self.positions[:, None] < window)
+            start = positions // window * window if chunked else positions - window + 1
+            text = text & (slot >= start[:, :, None])
+            same = same & (self.positions[:, None] >= start[:, :, None])
         same = jnp.broadcast_to(same, (len(positions), *same.shape[1:]))
         return jnp.concatenate([text, same], axis=2)

@@ -19,9 +19,9 @@ from toys import TRANSFORMERS as toys
 from trained import metrics
 
 import specjax
-from specjax.contract import Context, Lookahead
+from specjax.contract import Context, Lookahead, Source
 from specjax.decoding.decoder import Decoder
-from specjax.methods import Eagle3Source, SharedParams
+from specjax.methods import SharedParams
 from specjax.models import dot_general, head_matrix
 from specjax.rules import Match
 from specjax.sampling import Sampling
@@ -49,6 +49,7 @@ class Sizes:
 
 CASES = {
     **{kind: (kind, Sizes()) for kind in KINDS},
+    "mtp": ("mtp", Sizes(num_layers=None, mlp_size=None, taps=())),
     "eagle3, one layer": ("eagle3", Sizes(num_layers=1)),
     "dspark, gated": ("dspark", Sizes(markov_head="gated")),
     "dspark, vanilla, own head": ("dspark", Sizes(markov_head="vanilla", own_head=True)),
@@ -77,11 +78,11 @@ def random_params(learner: Learner) -> SharedParams:
 
 
 @functools.cache
-def read() -> tuple[np.ndarray, np.ndarray]:
+def read(taps: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The target's features [2, T, F] and last hidden states of the texts."""
     net, params, texts = target()
     positions = np.broadcast_to(np.arange(LENGTH), (2, LENGTH))
-    out = jax.jit(functools.partial(net.apply, taps=(1, 2)))(params, texts[:, :-1], positions)
+    out = jax.jit(functools.partial(net.apply, taps=taps))(params, texts[:, :-1], positions)
     return np.asarray(out.features), np.asarray(out.hidden)
 
 
@@ -92,13 +93,13 @@ def drafted(learner: Learner, params: SharedParams, anchor: Array) -> Array:
     share one program.
     """
     texts = jnp.asarray(target()[2])
-    features, hidden = read()
+    features, hidden = read(learner.source.taps)
     prompt = Block(
         texts[:, :-1], jnp.asarray(hidden), jnp.broadcast_to(anchor, (2,)), jnp.asarray(features)
     )
     source, pending = learner.source, texts[:, anchor]
     context = Context(pending, None, None, True, False, None)  # type: ignore[arg-type]
-    if isinstance(source, Eagle3Source):
+    if isinstance(source, Source):
         state = started(source, params, prompt, 32, Lookahead(DRAFTS, 1, True))
         _, reading, logits = source.begin(params, state, context)
         rows = [logits]
@@ -129,7 +130,7 @@ def test_training_reads_what_a_decoder_reads(name, monkeypatch):
     net, _, texts = target()
     learner = plan(kind, sizes, net.module.config, MASK)
     params = random_params(learner)
-    features, _ = read()
+    features, _ = read(learner.source.taps)
     anchors = np.array([[1, 4, 5, 9], [2, 3, 8, 9]])
     lesson = Lesson(
         jnp.asarray(texts),
@@ -172,15 +173,18 @@ def test_anchors_are_learned_positions():
     assert len(drawn) == 10  # all pairs of 1 ... 5
 
 
-SMALL = ["--num-layers", "1", "--mlp-size", "32", "--num-drafts", "3", "--markov-rank", "8",
-         "--sequence-length", "32", "--batch-size", "4", "--eval-batches", "2", "--taps", "0", "1",
+SIZED = ["--num-layers", "1", "--mlp-size", "32", "--taps", "0", "1"]
+"""The form of an MTP layer follows from its target."""
+
+SMALL = ["--num-drafts", "3", "--markov-rank", "8",
+         "--sequence-length", "32", "--batch-size", "4", "--eval-batches", "2",
          "--steps", "16", "--save-every", "8", "--eval-every", "16", "--log-every", "4",
          "--warmup-steps", "2", "--learning-rate", "0.01"]  # fmt: skip
 
 
 def train(kind: str, out: Any, *more: str) -> None:
     where = ["--target", str(trained.target()), "--data", str(trained.text()), "--out", str(out)]
-    drafter.main(["--kind", kind, *where, *SMALL, *more])
+    drafter.main(["--kind", kind, *where, *SMALL, *(SIZED if kind != "mtp" else []), *more])
 
 
 @functools.cache
