@@ -94,7 +94,8 @@ def main(argv: list[str] | None = None) -> None:
     timed = [_Timed(name, stacks, given) for name in options.forms]
     first_calls(timed)
     take_turns(timed, options.rounds)
-    head, one = describe(), sum(x[0].nbytes for x in stacks[:3] if x is not None)
+    head = describe()
+    one = sum(x[0].nbytes for x in stacks[:3] if isinstance(x, jax.Array))
     print(
         f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {options.dtype}; medians, ms"
     )

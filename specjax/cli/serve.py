@@ -20,6 +20,10 @@ from specjax.serve import Engine, ServerOptions, check_packages, run_server
 _KEY = "SPECJAX_API_KEY"
 
 
+_TAKEN = ("draft", "mtp", "lookup", "medusa", "none", "auto")
+"""Names that --drafter cannot give."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ServedOptions(Options):
     """The models, of which requests choose a drafter by name."""
@@ -58,16 +62,17 @@ class DraftingOptions(Options):
     group = "speculation"
 
     num_drafts: int | None = option(
-        None, 'greatest depth of the drafts of "draft" and "lookup"; default: 4, or by the plan',
+        None, 'greatest depth of drafts of draft, mtp and lookup; default: 4, or by the plan',
         names=("--num-speculative-tokens",),
     )  # fmt: skip
+    mtp: bool = option(False, 'offer the layer in the target\'s own folder, the drafter "mtp"')
     lookup: bool = option(True, 'leave out prompt lookup, the drafter "lookup"')
     default: str | None = option(
         None,
         'drafter of requests that name none, or two as "lookup+draft"; "none" is plain decoding, '
         '"auto" what a plan (specjax tune) says is fastest for so many slots, or plain decoding '
         "without a plan. Default: auto; if drafters or their numbers are given, the first of "
-        "draft, those of --drafter, medusa, lookup",
+        "draft, mtp, those of --drafter, medusa, lookup",
         metavar="NAME",
     )
 
@@ -115,7 +120,7 @@ def main(prog: str, argv: list[str]) -> None:
         raise ValueError(f"--port {arguments.port} is not allowed; it must be 0 to 65535")
     names = [name for name, _ in drafters]
     for name in names:
-        if names.count(name) > 1 or name in ("draft", "lookup", "medusa", "none", "auto"):
+        if names.count(name) > 1 or name in _TAKEN:
             raise ValueError(f"--drafter {name}=... is taken: give each drafter another name")
     numbers = {
         "--max-body ": arguments.max_body, "--max-texts ": arguments.max_texts,
@@ -132,11 +137,11 @@ def main(prog: str, argv: list[str]) -> None:
     target, draft = models.target, models.draft
     first = arguments.default
     numbered = arguments.num_drafts is not None  # 0 is a number, too
-    chosen = any((numbered, not arguments.lookup, drafters, adapters))
+    chosen = any((numbered, arguments.mtp, not arguments.lookup, drafters, adapters))
     if first == "auto" and chosen:
         raise ValueError(
             "--default auto chooses among lookup, a draft model and plain decoding, and how deep: "
-            "leave --drafter, --adapter, --no-lookup and --num-drafts out, or name a default"
+            "leave --drafter, --adapter, --mtp, --no-lookup and --num-drafts out, or name a default"
         )
     if first == "auto" or (first is None and not chosen and arguments.draft is None):
         loaded, first = by_plan(target, draft, arguments.slots)
@@ -187,6 +192,8 @@ def _given(
     loaded: dict[str, specjax.Drafter] = {}
     if draft is not None:
         loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=depth)
+    if arguments.mtp:
+        loaded["mtp"] = specjax.load_mtp(target, specjax.Chain, num_drafts=depth)
     for name, folder in drafters:
         loaded[name] = specjax.load_drafter(folder, target)
     if adapters:
@@ -219,8 +226,11 @@ def by_plan(
         )
         return {}, None
     loaded: dict[str, specjax.Drafter] = {"lookup": BoundDrafter(specjax.NGram(depth))}
-    if name == "lookup" or draft is None:
+    if name == "lookup":
         return loaded, "lookup"
+    if draft is None:  # the plan's drafter is the target's own layer
+        loaded["mtp"] = specjax.load_mtp(target, specjax.Chain, num_drafts=depth)
+        return loaded, "lookup+mtp"
     loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=depth)
     return loaded, "lookup+draft"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
@@ -81,8 +82,9 @@ def automatic(
     Raises:
       ValueError: as `make_drafter`.
     """
-    if draft is None and _has_mtp(target):
-        return adaptive(as_chain(mtp_of(target), num_drafts))
+    own = _own_layer(target) if draft is None else None
+    if own is not None:
+        return adaptive(as_chain(own, num_drafts))
     if draft is None:
         return adaptive(lookup=NGram(num_drafts))
     chain = make_drafter(target, draft, dtype=dtype, num_drafts=num_drafts)
@@ -90,11 +92,20 @@ def automatic(
     return adaptive(chain) if chain.proposer.resumes else chain
 
 
-def _has_mtp(target: LanguageModel) -> bool:
-    """Returns whether the target's folder has an MTP layer that can be read and used."""
+def _own_layer(target: LanguageModel) -> Drafter | None:
+    """Returns the MTP layer in the target's folder, or None if there is none that can be used.
+
+    One that cannot be read gives a warning, since nobody asked for it.
+    """
     if target.mtp != 1 or not isinstance(target.params, Mapping):
-        return False
-    return not isinstance(target.params.get("head", {}).get("kernel"), Int8)
+        return None
+    if isinstance(target.params.get("head", {}).get("kernel"), Int8):
+        return None
+    try:
+        return mtp_of(target)
+    except (ValueError, OSError) as error:
+        warnings.warn(f"auto drafts without the MTP layer of {target.name}: {error}", stacklevel=2)
+        return None
 
 
 def widths_of(depth: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import pathlib
+import shutil
 
 import folders
 import jax
@@ -25,6 +26,8 @@ from transformers.modeling_layers import MtpModel
 
 import specjax
 from specjax import Chain, DynamicTree, StaticTree
+from specjax.cli import serve
+from specjax.options.models import Models, make_drafter
 from specjax.types import Block
 
 CASES = {
@@ -246,3 +249,27 @@ def test_a_drafter_of_another_target_is_refused(tmp_path):
     )
     with pytest.raises(ValueError, match=r"(?s)MTP layer of another target.*number of layers"):
         specjax.load_drafter(tmp_path, target("qwen3_5"))
+
+
+def test_a_server_and_a_command_offer_the_layer():
+    """By the options `--mtp` and `--proposer mtp`; the numbers of a tree make one."""
+    model = target("qwen3_5")
+    options = serve.ServeOptions(mtp=True, lookup=False, num_drafts=2)
+    offered = serve._given(options, model, None, [], [])
+    assert list(offered) == ["mtp"] and offered["mtp"].proposer.max_depth == 2
+    tree = make_drafter("mtp", Models(model, None, None, None), {"num_nodes": 6, "width": 2})
+    assert tree.proposer.num_nodes == 6 and not tree.proposer.is_chain
+
+
+def test_auto_goes_on_without_a_layer_that_cannot_be_read(tmp_path):
+    """It warns, since nobody asked for the layer, and `proposer="mtp"` is refused."""
+    folder = mtp_folders.folder(*CASES["qwen3_5"])
+    shutil.copytree(folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["mtp.norm.weight"]
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    model = specjax.load(tmp_path / "model")
+    with pytest.warns(UserWarning, match=r"(?s)auto drafts without the MTP layer.*mtp\.norm"):
+        specjax.generate(model, PROMPTS, max_new_tokens=2, eos=[])
+    with pytest.raises(ValueError, match=r"mtp\.norm"):
+        specjax.generate(model, PROMPTS, proposer="mtp")
