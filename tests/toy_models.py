@@ -26,7 +26,15 @@ from specjax import (
     Translation,
 )
 from specjax.contract import Model
-from specjax.methods import Eagle3, Eagle3Config, MedusaHeads, MedusaParams, SharedParams
+from specjax.methods import (
+    Eagle3,
+    Eagle3Config,
+    MedusaHeads,
+    MedusaParams,
+    Mtp,
+    MtpConfig,
+    SharedParams,
+)
 from specjax.types import ModelOutput
 
 VOCAB = 29
@@ -69,6 +77,9 @@ EAGLE3 = Eagle3Config(
     layers=dataclasses.replace(_LAYERS, num_layers=1, mlp_size=48), num_taps=2, target_size=32
 )
 """The form of a random EAGLE-3 head, which is right now and then."""
+
+MTP = MtpConfig(EAGLE3.layers)
+"""The form of a random MTP layer."""
 
 
 def transformer(
@@ -185,6 +196,13 @@ class ToyModels:
         inputs = (jnp.zeros((1, 1, 64)), jnp.zeros((1, 1, 32)), jnp.zeros((1, 1), jnp.int32))
         init = functools.partial(Eagle3(EAGLE3).init, method="everything")
         made = jax.jit(init)(jax.random.key(5), *inputs)  # one program, not one per operation
+        own = {"network": nn.meta.unbox(made)["params"]}
+        return SharedParams(own, {name: params[name] for name in ("embedding", "head")})
+
+    def mtp_params(self, params: Any) -> SharedParams:
+        """Random parameters of `MTP`, as `eagle3_params`."""
+        pair = jnp.zeros((1, 1, 32))
+        made = jax.jit(Mtp(MTP).init)(jax.random.key(6), pair, pair, jnp.zeros((1, 1), jnp.int32))
         own = {"network": nn.meta.unbox(made)["params"]}
         return SharedParams(own, {name: params[name] for name in ("embedding", "head")})
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from table_sources import TableBlockSource, TableSource, following, rows_of
-from toy_models import CHOICES, EAGLE3, OTHER_VOCAB, OWN, SHARED, VOCAB, ToyModels
+from toy_models import CHOICES, EAGLE3, MTP, OTHER_VOCAB, OWN, SHARED, VOCAB, ToyModels
 from trees import SampledTree
 
 from specjax import RULES, Datastore, Decoder, Params, Sampling
@@ -28,6 +28,7 @@ from specjax.methods import (
     Eagle3Source,
     EarlyExitSource,
     MedusaSource,
+    MtpSource,
     PEagleSource,
     TranslatedParams,
     TranslatedSource,
@@ -144,6 +145,9 @@ class Toys(ToyModels):
     def _eagle3(self) -> tuple[Eagle3Source, Any]:
         return Eagle3Source(EAGLE3, VOCAB, taps=(0, 2)), self.eagle3_params(self.weights())
 
+    def _mtp(self) -> tuple[MtpSource, Any]:
+        return MtpSource(MTP, VOCAB, taps=(2,)), self.mtp_params(self.weights())
+
     def _peagle(self) -> tuple[PEagleSource, Any]:
         params = self.eagle3_params(self.weights())
         own = {**params.own, "mask_hidden": self.weights()["embedding"][:2].ravel()}
@@ -250,6 +254,7 @@ class Toys(ToyModels):
             "eagle3 dynamic tree": lambda: (
                 DynamicTree(self._eagle3()[0], 3, 2, 7), self._eagle3()[1]
             ),
+            "mtp tree": lambda: (StaticTree(self._mtp()[0], (2, 1)), self._mtp()[1]),
             "peagle tree": lambda: (ChoiceTree(self._peagle()[0], CHOICES), self._peagle()[1]),
             "tree": lambda: (SampledTree(self.model(), SHAPES), self.weights(noise=self.noise)),
             "best first": lambda: (

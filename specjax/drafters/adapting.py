@@ -14,7 +14,7 @@ from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN, as_chain
 from specjax.drafters.folder import mtp_of
 from specjax.methods import Adapter, BoundDrafter, Drafter, make_drafter
-from specjax.models import Int8, LanguageModel
+from specjax.models import LanguageModel
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
 
 _LADDER = (1, 3, 5, 9, 17, 33)
@@ -98,8 +98,6 @@ def _own_layer(target: LanguageModel) -> Drafter | None:
     One that cannot be read gives a warning, since nobody asked for it.
     """
     if target.mtp != 1 or not isinstance(target.params, Mapping):
-        return None
-    if isinstance(target.params.get("head", {}).get("kernel"), Int8):
         return None
     try:
         return mtp_of(target)

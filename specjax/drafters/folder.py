@@ -128,8 +128,12 @@ def load_mtp(
       OSError: the folder cannot be read any more.
 
     Example:
-      >>> target = specjax.load("Qwen/Qwen3.5-4B")
-      >>> drafter = specjax.load_mtp(target, specjax.Chain, num_drafts=2)
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> target.mtp  # 1 in Qwen3.5, GLM-4.5 and DeepSeek V3
+      0
+      >>> how = {"drafter": specjax.load_mtp(target)} if target.mtp else {"proposer": "ngram"}
+      >>> len(specjax.generate(target, "import os", max_new_tokens=4, **how).tokens[0])
+      4
     """
     typed("what specjax.load(folder) returns", LanguageModel, target=target)
     typed("True or False", bool, feeds_normed=feeds_normed, zeroes_first=zeroes_first)

@@ -12,7 +12,7 @@ from laws import SHARED, Laws, pytest_generate_tests  # noqa: F401 - pytest call
 from toys import KINDS, NOISE_KINDS, TABLES, kind
 
 from specjax import PROPOSERS, RULES
-from specjax.methods import EarlyExitSource
+from specjax.methods import AssistantSource, EarlyExitSource
 from specjax.proposers import Shape
 
 SHAPES = (
@@ -27,7 +27,7 @@ SOURCES = {
     "draft 3": "match", "draft tree": "rejection", "universal": "match", "eagle3": "match",
     "eagle3 tree": "rejection", "datastore": "match", "datastore tree": "rejection",
     "translated tree": "rejection", "medusa tree": "match", "peagle tree": "rejection",
-    "block draft tree": "rejection",
+    "block draft tree": "rejection", "mtp tree": "rejection",
 }  # fmt: skip
 OTHERS = {
     "none": "match", "none padded": "rejection", "ngram": "match", "forced": "match",
@@ -55,10 +55,10 @@ class TestLaws(Laws):
 
 def test_the_pairs_cover():
     """Every shape, source, and proposer that is neither has a pair, and every rule; a new one must
-    be added."""
+    be added.  A source that reads the target's keys and values has its laws over transformers."""
     cases = {case: kind(TABLES.CASES[case][0]) for case, _ in TestLaws.PAIRS}
     met = {part for parts in cases.values() for part in parts}
-    assert met >= {part for parts in KINDS for part in parts} - {EarlyExitSource}
+    assert met >= {part for parts in KINDS for part in parts} - {EarlyExitSource, AssistantSource}
     assert {rule for _, rule in TestLaws.PAIRS} == set(RULES)
     shapes = {kind(TABLES.CASES[case][0])[0] for case in SHAPES}
     assert shapes >= {parts[0] for parts in KINDS if issubclass(parts[0], Shape)}

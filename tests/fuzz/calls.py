@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from preparing import prepared
 
 import specjax
 from specjax.generation import Prepared
 from specjax.models import Rope
 from tests.fuzz import bases, values
 from tests.fuzz.law import Case
+from tests.preparing import prepared
 
 
 def _value(rng: random.Random, honest: Any) -> Any:

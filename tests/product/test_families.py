@@ -300,7 +300,7 @@ def test_tree(family, case):
         (
             "qwen2",
             {"rope_scaling": {"type": "proportional", "factor": 2.0}, "rope_parameters": None},
-            "'proportional'",
+            '"proportional"',
         ),
         ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
@@ -308,7 +308,7 @@ def test_tree(family, case):
         ("opt", {"enable_bias": False}, "enable_bias=False"),
         ("mixtral", {"num_experts_per_tok": 9}, "experts_per_token=9"),
         ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
-        ("gpt_neox", {"hidden_act": "quick_gelu"}, "'quick_gelu'"),
+        ("gpt_neox", {"hidden_act": "quick_gelu"}, '"quick_gelu"'),
         ("gpt_neox", {"layer_norm_eps": -1e-5}, "layer_norm_eps is -1e-05"),
         ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0}, "rotary_pct is 0"),
         ("gpt_neox", {"rope_parameters": None, "rotary_emb_base": 0}, "rotary_emb_base is 0"),

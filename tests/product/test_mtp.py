@@ -235,6 +235,18 @@ def test_a_plain_layer_drafts_for_a_packed_target(tmp_path):
     assert [list(row) for row in found.tokens] == [list(row) for row in wanted.tokens]
 
 
+@pytest.mark.parametrize("name", ["glm4_moe", "qwen3_5 with experts, tied"])
+def test_a_plain_layer_drafts_for_a_target_in_int8(name):
+    """With the target's own output matrix in int8, or its tied embedding."""
+    model = specjax.quantise(target(name))
+    settings = {"max_new_tokens": NEW, "eos": [], "temperature": 1.0}
+    wanted = specjax.generate(model, PROMPTS, num_drafts=0, **settings)
+    for drafter in ({"proposer": "mtp"}, {"drafter": specjax.load_mtp(model, head_tokens=30)}):
+        found = specjax.generate(model, PROMPTS, **drafter, **settings)
+        assert [list(row) for row in found.tokens] == [list(row) for row in wanted.tokens]
+        assert found.stats.accepted > 0
+
+
 def test_a_target_without_a_layer_is_refused():
     """The error says what to pass instead."""
     model = specjax.load(small_families.folder("qwen3_5_text, in turn"))

@@ -91,9 +91,10 @@ class Assistant(nn.Module):
             scores = dense(own.num_clusters, ("embed", "clusters"), name="centroids")(x)
         return after, x, scores
 
-    def axes(self) -> Specs:
-        """Returns the logical axes of every parameter, for `parallel.named_shardings`."""
-        return nn.get_partition_spec(_boxed(self.config))
+
+def assistant_axes(config: AssistantConfig) -> Specs:
+    """Returns the logical axes of every parameter, for `parallel.named_shardings`."""
+    return nn.get_partition_spec(_boxed(config))
 
 
 def assistant_shapes(config: AssistantConfig) -> Weights:

@@ -17,6 +17,7 @@ from specjax.methods.gemma_assistant.network import (
     Assistant,
     AssistantConfig,
     Memories,
+    assistant_axes,
     cluster_logits,
 )
 from specjax.methods.published import PublishedSource, SharedParams, embedding_of
@@ -75,7 +76,7 @@ class AssistantSource(PublishedSource, Source[AssistantParams, AssistantState, A
 
     def axes(self) -> Specs:
         return {
-            "network": Assistant(self.network).axes(),
+            "network": assistant_axes(self.network),
             "table": PartitionSpec("vocab", "embed"),
         }
 

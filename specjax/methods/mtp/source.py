@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.checks import within
@@ -11,6 +12,7 @@ from specjax.contract import Source
 from specjax.methods.eagle3 import Eagle3State, EagleParams, PairReading, PairSource, draft_logits
 from specjax.methods.mtp.network import MtpConfig
 from specjax.methods.published import PublishedDrafter, head_of
+from specjax.models import Int8, int8_dot_general, on_target
 from specjax.proposers import Chain
 
 
@@ -32,15 +34,20 @@ class MtpSource(PairSource[MtpConfig], Source[EagleParams, Eagle3State, PairRead
     taps: tuple[int, ...]  # the last of the target's
     head_tokens: int | None = None  # None: all tokens
 
+    takes_int8_head = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head_tokens is not None:
             within("head_tokens", self.head_tokens, 1, self.vocab_size, ", the target's tokens")
 
     def _logits(self, params: EagleParams, normed: Array) -> Array:
-        head = head_of(params)
-        head = head if self.head_tokens is None else head[:, : self.head_tokens]
-        return draft_logits(normed, head, self.vocab_size)
+        head, some = head_of(params), slice(self.head_tokens)
+        if not isinstance(head, Int8):
+            return draft_logits(normed, head[:, some], self.vocab_size)
+        kernel = Int8(head.values[some], head.scale[some]).unbox()
+        product = int8_dot_general(normed, kernel, (((normed.ndim - 1,), (0,)), ((), ())))
+        return on_target(product.astype(jnp.float32), self.vocab_size)
 
 
 def with_switches(

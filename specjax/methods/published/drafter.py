@@ -56,7 +56,8 @@ class PublishedDrafter(Drafter):
                 f"{target.name} has {_words(theirs)}: pass the target that it was trained for"
             )
         head = target.params.get("head", {})
-        if "head" in self.shares and isinstance(head.get("kernel"), Int8):
+        in_int8 = "head" in self.shares and isinstance(head.get("kernel"), Int8)
+        if in_int8 and not self.source.takes_int8_head:
             raise ValueError(
                 f"the drafter {self.name} uses the head of its target, and that of {target.name} "
                 "is quantised: pass the target without int8"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from specjax.contract import Loaded
 from specjax.models import TransformerConfig
@@ -18,6 +18,7 @@ class PublishedSource(abc.ABC):
 
     vocab_size: int  # the target's
     taps: tuple[int, ...]  # the layers of the target that it reads
+    takes_int8_head: ClassVar[bool] = False  # it multiplies with a head of the target in int8, too
 
     def bind(self, target: Loaded, draft: Loaded | None) -> NoReturn:
         raise ValueError(

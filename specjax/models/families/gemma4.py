@@ -80,7 +80,8 @@ def _sizes(config: Config, types: list[str]) -> list[tuple[int, int]]:
     # The form that transformers 5 writes: the layers whose sizes are others.
     sizes = [dict(zip(_BY_LAYER, plain, strict=True)) for _ in types]
     by_number = {str(i): size for i, size in enumerate(sizes)}
-    for layer, fields in OBJECT.read(config, "per_layer_config").items():
+    for key, fields in OBJECT.read(config, "per_layer_config").items():
+        layer = str(int(key)) if key.isdecimal() and len(key) < 9 else key  # it may write "05"
         one_of(by_number).of("the layer of an entry in per_layer_config", layer)
         name = f"per_layer_config[{layer}]"
         list_of(one_of(_BY_LAYER)).of(f"the list of fields in {name}", [*OBJECT.of(name, fields)])
