@@ -1,6 +1,6 @@
 """Small folders with packed weights, made in NumPy from the folders of `folders` and others.
 
-The numbers are random: a code is any code, so a model is not the quantisation of another one.
+Codes and scales are drawn at random, so a model is not the quantisation of another one.
 """
 
 from __future__ import annotations

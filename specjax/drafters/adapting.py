@@ -95,7 +95,7 @@ def automatic(
 def _own_layer(target: LanguageModel) -> Drafter | None:
     """Returns the MTP layer in the target's folder, or None if there is none that can be used.
 
-    One that cannot be read gives a warning, since nobody asked for it.
+    A layer that cannot be read gives a warning and no error, since the user did not ask for it.
     """
     if target.mtp != 1 or not isinstance(target.params, Mapping):
         return None

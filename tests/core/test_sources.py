@@ -5,6 +5,8 @@ cache.  `drive` commits blocks of different sizes to the rows of a batch, and as
 the logits after the text and after drafts below it, of which some are right.  So this one law holds
 `init`, `read`, `truncate`, `begin`, `extend`, `read_tree`, `marginals`, `correct`, `end`,
 `observe`, `rest` and `resume`.  `test_laws.py` holds the shapes, over sources that are tables.
+
+The file is long because every source has its case here: one law, and one way to drive them all.
 """
 
 from __future__ import annotations

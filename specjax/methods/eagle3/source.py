@@ -139,7 +139,7 @@ class EagleSource(PublishedSource, Generic[NetworkT]):
 class PairSource(EagleSource[NetworkT]):
     """Reads pairs of a feature and the token after it, and predicts the token after that.
 
-    These are the methods of `Source`, which a method inherits beside this class.
+    It has the methods of `Source`; a concrete source inherits from both.
 
         text        a   b   c   d|  e   f        d is pending; e and f are drafts
         features    a'  b'  c' |d*  e*           ' fused from the target's layers, * the head's own
