@@ -17,10 +17,12 @@ from specjax.models import (
     MLP,
     Attention,
     Dense,
+    Int8,
     Layer,
     Norm,
     TransformerConfig,
     dot_general,
+    int8_dot_general,
     on_target,
 )
 from specjax.parallel import Specs
@@ -186,7 +188,7 @@ def _boxed(config: Eagle3Config) -> Weights:
 
 
 def draft_logits(
-    states: Array, head: Array, vocab_size: int, to_draft: Array | None = None
+    states: Array, head: Array | Int8, vocab_size: int, to_draft: Array | None = None
 ) -> Array:
     """Returns logits on the target's vocabulary, -inf for tokens that a drafter never proposes.
 
@@ -201,5 +203,8 @@ def draft_logits(
       [..., V] float32.
     """
     dimensions = (((states.ndim - 1,), (0,)), ((), ()))
-    logits = dot_general(states, head.astype(states.dtype), dimensions).astype(jnp.float32)
-    return on_target(logits, vocab_size, to_draft)
+    if isinstance(head, Int8):
+        logits = int8_dot_general(states, head.unbox(), dimensions)
+    else:
+        logits = dot_general(states, head.astype(states.dtype), dimensions)
+    return on_target(logits.astype(jnp.float32), vocab_size, to_draft)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.checks import within
@@ -12,7 +11,7 @@ from specjax.contract import Source
 from specjax.methods.eagle3 import Eagle3State, EagleParams, PairReading, PairSource, draft_logits
 from specjax.methods.mtp.network import MtpConfig
 from specjax.methods.published import PublishedDrafter, head_of
-from specjax.models import Int8, int8_dot_general, on_target
+from specjax.models import Int8
 from specjax.proposers import Chain
 
 
@@ -43,11 +42,9 @@ class MtpSource(PairSource[MtpConfig], Source[EagleParams, Eagle3State, PairRead
 
     def _logits(self, params: EagleParams, normed: Array) -> Array:
         head, some = head_of(params), slice(self.head_tokens)
-        if not isinstance(head, Int8):
-            return draft_logits(normed, head[:, some], self.vocab_size)
-        kernel = Int8(head.values[some], head.scale[some]).unbox()
-        product = int8_dot_general(normed, kernel, (((normed.ndim - 1,), (0,)), ((), ())))
-        return on_target(product.astype(jnp.float32), self.vocab_size)
+        is_int8 = isinstance(head, Int8)
+        head = Int8(head.values[some], head.scale[some]) if is_int8 else head[:, some]
+        return draft_logits(normed, head, self.vocab_size)
 
 
 def with_switches(
