@@ -4,7 +4,8 @@ The logits that a source returns along a text are those of a naive pass over the
 cache.  `drive` commits blocks of different sizes to the rows of a batch, and asks in each step for
 the logits after the text and after drafts below it, of which some are right.  So this one law holds
 `init`, `read`, `truncate`, `begin`, `extend`, `read_tree`, `marginals`, `correct`, `end`,
-`observe`, `rest` and `resume`.  `test_laws.py` holds the shapes, over sources that are tables.
+`observe`, `rest` and `resume`.  `test_laws_chains.py` and `test_laws_trees.py` hold the shapes over
+sources that are tables.
 
 The file is long because every source has its case here: one law, and one way to drive them all.
 """
