@@ -252,7 +252,8 @@ class Transformer(nn.Module):
         block = nn.remat(Layer) if self.remat else Layer
         layers = [block(c, i, dense, self.attend, name=f"layer_{i}") for i in range(c.num_layers)]
         called: Sequence[Callable[..., tuple[Array, Written]]] = layers
-        if isinstance(x, Tracer) and not (self.remat or self.is_initializing()):
+        watched = self.is_initializing() or self.is_mutable_collection("intermediates")
+        if isinstance(x, Tracer) and not (self.remat or watched):
             called = traced_by_kind(c, layers, self.variables["params"])
         streams, cache = run_layers(c, called, x, positions, cache, mask, embedded)
         x = streams[-1]
