@@ -72,10 +72,10 @@ def main(argv: list[str] | None = None) -> None:
     loaded = target(o)
     jax.block_until_ready(jnp.zeros(3) + 1)  # a device is there
     jax.clear_caches()
-    seconds: collections.Counter[str] = collections.Counter()
+    seconds: dict[str, float] = collections.defaultdict(float)
 
-    def count(event: str, duration: float, **_: str | int) -> None:
-        seconds[_PARTS.get(event.rpartition("/")[2], "")] += duration
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        seconds[_PARTS.get(event.rpartition("/")[2], "")] += duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(count)
     prompts = [[1 + (i + row) % 500 for i in range(o.prompt_tokens)] for row in range(o.batch)]
