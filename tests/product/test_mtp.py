@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import pathlib
 import shutil
 
@@ -26,7 +27,7 @@ from transformers.modeling_layers import MtpModel
 
 import specjax
 from specjax import Chain, DynamicTree, StaticTree
-from specjax.cli import serve
+from specjax.cli import serve, tune
 from specjax.files import headers
 from specjax.options.models import Models, make_drafter
 from specjax.types import Block
@@ -353,3 +354,14 @@ def test_a_header_is_read_once_a_call(monkeypatch):
     assert read == [folder / "model.safetensors"]
     specjax.load_mtp(model)
     assert read == [folder / "model.safetensors"] * 2
+
+
+def test_tune_measures_the_switches(capsys):
+    """A row of its table for each form of the layer, with the tokens that a pass then gives."""
+    folder = str(mtp_folders.folder(*CASES["glm4_moe"]))
+    options = ["--max-new-tokens", "6", "--rounds", "1", "--no-save", "--json"]
+    tune.main("specjax tune", ["--target", folder, "--mtp", *options])
+    found = json.loads(capsys.readouterr().out)["candidates"]
+    forms = {one["name"]: one["tokens_per_pass"] for one in found if "zeroes_first" in one["name"]}
+    assert {name.partition(" zeroes")[2] for name in forms} == {"_first=True"}
+    assert len(forms) == 2 and min(forms.values()) >= 1
