@@ -235,6 +235,8 @@ class TransformerConfig:
     # A sparse layer has an MLP, too: the norms of the two outputs are added ("sandwich" only).
     experts_beside: bool = False
     sparse: tuple[bool, ...] = ()  # by layer: whether it has experts
+    # States are updated token by token, in one order of operations whatever a pass reads.
+    exact_states: bool = False
     init_scale: float = 0.02
     family: str = "llama"  # a row of models.FAMILIES
 
