@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 import specjax
 from specjax import Decoder, LinenModel, Params, Sampling, Transformer
+from specjax._internal.platforms import shapes_for
 from specjax.caches import KVCache
 from specjax.contract import Proposer
 from specjax.decoding import RowInputs, eos_of_rows, start
@@ -84,9 +85,10 @@ def compile_loop(
         drafting = SharedParams(own, parts)
         shared = sum(map(_bytes_on_a_device, jax.tree.leaves(drafting.target)))
     params = Params(target, drafting)
-    state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
-    began = time.perf_counter()
     platform = "tpu" if devices[0].platform == "tpu" else "gpu"
+    with shapes_for(platform):
+        state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
+    began = time.perf_counter()
     compiled = decoder.lower(params, state, platform).compile({**(options or {})})
     seconds = time.perf_counter() - began
     memory, text = compiled.memory_analysis(), compiled.as_text()
