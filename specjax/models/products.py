@@ -18,7 +18,7 @@ from jax.lax import DotDimensionNumbers
 from jax.typing import DTypeLike
 
 from specjax import kernels
-from specjax._internal.platforms import on_cpu
+from specjax._internal.platforms import by_platform, on_cpu
 from specjax.models.packed import PackedKernel
 
 
@@ -51,7 +51,16 @@ def dot_general(x: Array, kernel: Array | PackedKernel, dimensions: DotDimension
         y = _cpu_product(rows, kernel, (((1,), (summed,)), ((), ())))
         return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
 
-    return on_cpu(cpu, product, x, kernel)
+    if x.size != x.shape[-1]:
+        return on_cpu(cpu, product, x, kernel)
+
+    def gpu(x: Array, kernel: Array) -> Array:
+        # XLA:GPU would write the terms of one row to memory, rounded, before it adds them.
+        two = jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0)))
+        y = jax.lax.dot_general(two, kernel, (((1,), (summed,)), ((), ())))
+        return y[:1].reshape(*x.shape[:-1], -1)
+
+    return by_platform({"cpu": cpu, "cuda": gpu, "rocm": gpu}, product, x, kernel)
 
 
 def cpu_dot_general(
