@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 import specjax
-from bench.tpu.chips import Chip
-from bench.tpu.drafters import DRAFTERS
-from bench.tpu.roofline import least_seconds
-from bench.tpu.sizes import config_of, shapes_of
+from bench.compiled.chips import Chip
+from bench.compiled.drafters import DRAFTERS
+from bench.compiled.roofline import least_seconds
+from bench.compiled.sizes import config_of, shapes_of
 from specjax import Decoder, Params
 from specjax.measure import Sample, Timed, take_turns
 from specjax.methods import SharedParams

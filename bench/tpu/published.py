@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from bench.tpu.cells import Cell
-from bench.tpu.chips import CHIPS
-from bench.tpu.roofline import least_seconds
+from bench.compiled.cells import Cell
+from bench.compiled.chips import CHIPS
+from bench.compiled.roofline import least_seconds
 
 TOKENS = {
     "eagle3": (5.30, 4.77, 3.91, 3.96, 4.33, 4.17, 2.66, 2.54, 2.54),

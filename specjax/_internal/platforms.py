@@ -5,7 +5,9 @@ A form that is fast with XLA:CPU can be slow on an accelerator, so both forms ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 import jax
@@ -79,6 +81,32 @@ def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: object) 
 def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: object) -> _T:
     """Runs `tpu(*operands)` in a program for a TPU, `other(*operands)` in any other program."""
     return by_platform({"tpu": tpu}, other, *operands)
+
+
+def on_gpu(gpu: Callable[..., _T], other: Callable[..., _T], *operands: object) -> _T:
+    """Runs `gpu(*operands)` in a program for a GPU, `other(*operands)` in any other program."""
+    return by_platform({"cuda": gpu, "rocm": gpu}, other, *operands)
+
+
+_shaped_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("shaped_for", default=None)
+
+
+@contextlib.contextmanager
+def shapes_for(platform: str) -> Iterator[None]:
+    """Shapes that are traced inside are those of `platform`, "cpu", "gpu" or "tpu"."""
+    token = _shaped_for.set(platform)
+    try:
+        yield
+    finally:
+        _shaped_for.reset(token)
+
+
+def platform_of_shapes() -> str:
+    """Returns the platform whose shapes are traced: by default that of JAX.
+
+    A shape cannot depend on the platform that a program is lowered for later.
+    """
+    return _shaped_for.get() or jax.default_backend()
 
 
 def default_devices() -> set[Device]:

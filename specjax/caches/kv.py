@@ -28,11 +28,13 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
-from specjax._internal.platforms import on_cpu
+from specjax._internal.platforms import by_platform, on_gpu, platform_of_shapes
 from specjax.contract import Cache
 from specjax.kernels import MOST_TOKENS
 
 _UNROLLED_ROWS = 16
+_GPU_SLOTS = 128
+"""A cache on a GPU has a multiple of so many slots.  XLA would copy it to pad it."""
 
 SPARE_SLOTS = 1
 """Slots (1) that a cache has beyond those it needs: `stage` pads a single token to two on a CPU."""
@@ -57,12 +59,17 @@ def stage(
     """
     new = new.astype(buffer.dtype)
     by_slices = sharding is None and len(buffer) <= _UNROLLED_ROWS
-    write = _write_slices if by_slices else functools.partial(_write_rows, sharding=sharding)
+    by_rows = functools.partial(_write_rows, sharding=sharding)
+    write = _write_slices if by_slices else by_rows
+    # A GPU would write the slice of each row with a kernel of its own.
+    on_gpus = by_rows if len(buffer) > 1 else write
     padded = spare and new.shape[2] == 1
     halves = buffer.dtype in (jnp.bfloat16, jnp.float16)
     as_words = by_slices and halves and (words or len(buffer) > 1)
     if not padded and not as_words:
-        return write(buffer, new, start)
+        if on_gpus is write:
+            return write(buffer, new, start)
+        return on_gpu(on_gpus, write, buffer, new, start)
 
     def cpu(buffer: Array, new: Array, start: Array) -> Array:
         if padded:
@@ -76,7 +83,8 @@ def stage(
         words, new_words = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new))
         return jax.lax.bitcast_convert_type(write(words, new_words, start), buffer.dtype)
 
-    return on_cpu(cpu, write, buffer, new, start)
+    forms = {"cpu": cpu, "cuda": on_gpus, "rocm": on_gpus}
+    return by_platform(forms, write, buffer, new, start)
 
 
 def _write_slices(buffer: Array, new: Array, start: Array) -> Array:
@@ -149,7 +157,10 @@ class KVCache(Cache):
     def zeros(
         cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: DTypeLike
     ) -> Self:
-        """Makes an empty cache of `layers` layers with K = `heads`, S = `size` + `SPARE_SLOTS`."""
+        """Makes an empty cache of `layers` layers with K = `heads`, S = `size` + `SPARE_SLOTS`.
+
+        On a GPU S is rounded up to a multiple of 128.
+        """
         return cls.of([(heads, dim, dim)] * layers, batch, size, dtype)
 
     @classmethod
@@ -161,6 +172,8 @@ class KVCache(Cache):
         # Zeros, not uninitialised memory: a masked slot is multiplied by 0, and 0 times NaN is NaN.
         def leaves(which: int) -> tuple[Array, ...]:
             slots = size + SPARE_SLOTS
+            if platform_of_shapes() == "gpu":
+                slots = -(-slots // _GPU_SLOTS) * _GPU_SLOTS
             shapes = ((batch, sizes[0], slots, sizes[which]) for sizes in layers)
             return tuple(jnp.zeros(shape, dtype) for shape in shapes)
 

@@ -280,7 +280,7 @@ class Decoder:
         # The narrowest width that holds the drafts of all rows.
         widths = (*narrower, num_nodes)
         last = jnp.max(jnp.where(proposal.parent != ABSENT, jnp.arange(num_nodes), 0))
-        chosen = jnp.searchsorted(jnp.array(widths), last + 1)
+        chosen = jnp.searchsorted(jnp.array(widths), last + 1, method="compare_all")
         read = functools.partial(self._read, widths[0])
         shapes = jax.eval_shape(lambda cache: read(cache, *reading), state.cache)
         bare = dataclasses.replace(shapes[1], cache=None)

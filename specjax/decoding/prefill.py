@@ -14,6 +14,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
+from specjax._internal.cuda_graphs import check_graphs
 from specjax._internal.jit_cache import programs, structure_of
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Cache, Model, Proposer
@@ -107,7 +108,9 @@ def check_memory(decoder: Parts, placed: Placed, params: Params, inputs: RowInpu
         "the models in bfloat16, or split them over several devices with mesh="
     )
     needed = _needed(decoder, placed, rows, structure, shapes)
-    require(needed, devices_of(params.target), what, cure)
+    devices = devices_of(params.target)
+    check_graphs(devices)
+    require(needed, devices, what, cure)
 
 
 def _on_a_mesh(x: Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding | None:

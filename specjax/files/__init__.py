@@ -22,7 +22,14 @@ if TYPE_CHECKING:
         weight_files,
     )
     from specjax.files.gguf import file_of, tensors_of
-    from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors, read_header
+    from specjax.files.headers import (
+        KINDS,
+        WHOLE,
+        Stored,
+        headers_once,
+        open_tensors,
+        read_header,
+    )
     from specjax.files.hub import MEDUSA_WEIGHTS, TOKENIZER, find_folder
     from specjax.files.packed import (
         Packed,
@@ -68,6 +75,7 @@ __all__ = [
     "find_folder",
     "forms",
     "group_for",
+    "headers_once",
     "listed",
     "load",
     "named",

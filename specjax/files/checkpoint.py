@@ -37,7 +37,7 @@ from specjax.files.folder import (
     weight_files,
 )
 from specjax.files.gguf import file_of
-from specjax.files.headers import open_tensors
+from specjax.files.headers import headers_once, open_tensors
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
 from specjax.files.packed import Scheme, described, quantisation_of, read_scheme, unquantised
@@ -80,6 +80,7 @@ _PACKED = re.compile(r"\.(qweight|weight_packed)$")
 _FILES = (CONFIG, _GENERATION, *TOKENIZER)
 
 
+@headers_once()
 def load(
     path: str | os.PathLike[str],
     dtype: DTypeLike | None = None,
@@ -205,6 +206,7 @@ class Outline:
         return LanguageModel(model, params, **shared)
 
 
+@headers_once()
 def read_outline(path: str | os.PathLike[str]) -> Outline:
     """Reads everything that `load` reads of a folder before the weights.
 

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax import Array
 from jax.nn.initializers import Initializer
 
-from specjax._internal.platforms import on_cpu
+from specjax._internal.platforms import by_platform, on_cpu, on_tpu
 from specjax.models.config import TransformerConfig
 from specjax.models.products import dot_general
 
@@ -62,11 +62,11 @@ class Dense(nn.Module):
 
 
 def apart(y: Array) -> Array:
-    """Keeps a product apart from the operations that read it, but on a CPU.
+    """Keeps a product apart from the operations that read it on a TPU.
 
     A TPU would turn the whole matrix in every step, so that its product lies as they read it.
     """
-    return on_cpu(lambda y: y, jax.lax.optimization_barrier, y)
+    return on_tpu(jax.lax.optimization_barrier, lambda y: y, y)
 
 
 @jax.custom_jvp
@@ -77,16 +77,23 @@ def look_up(table: Array, ids: Array) -> Array:
     not convert integers, so there the table is viewed as uint16.
     """
     take = functools.partial(jnp.take, axis=0, mode="clip")
-    if table.dtype != jnp.bfloat16:
-        return take(table, ids)
 
     def cpu(table: Array, ids: Array) -> Array:
+        if table.dtype != jnp.bfloat16:
+            return take(table, ids)
         # Otherwise XLA views the table before a loop of steps begins, and there it copies it.
         table, ids = jax.lax.optimization_barrier((table, ids))
         words = jax.lax.bitcast_convert_type(table, jnp.uint16)
         return jax.lax.bitcast_convert_type(take(words, ids), table.dtype)
 
-    return on_cpu(cpu, take, table, ids)
+    def gpu(table: Array, ids: Array) -> Array:
+        # Of a single id XLA makes a slice, for which it gathers a table that is split over devices.
+        two = take(table, jnp.pad(ids.reshape(1), (0, 1)))
+        return jax.lax.optimization_barrier(two)[:1].reshape(*ids.shape, -1)
+
+    if ids.size == 1:
+        return by_platform({"cpu": cpu, "cuda": gpu, "rocm": gpu}, take, table, ids)
+    return on_cpu(cpu, take, table, ids) if table.dtype == jnp.bfloat16 else take(table, ids)
 
 
 @look_up.defjvp

@@ -12,13 +12,13 @@ from toys import TABLES as toys
 
 import specjax
 from specjax import sampling
-from specjax._internal import platforms
+from specjax._internal import cuda_graphs, platforms
 from specjax.caches import KVCache, stage
 from specjax.models import quantise
 from specjax.models.layers import look_up
 from specjax.models.products import dot_general, float32_dot_general
 
-FORMS = ("cpu", "tpu", "gpu")
+FORMS = ("cpu", "tpu", "cuda")
 
 
 @pytest.fixture(params=FORMS[1:])
@@ -193,3 +193,40 @@ def test_the_names_of_platforms():
     for name in ("metal", "GPU", "", 3):
         with pytest.raises(ValueError, match="pass one of cpu, gpu, cuda, rocm, tpu"):
             platforms.lowering_platforms(name)
+
+
+class _Gpu:
+    platform, process_index = "gpu", 0
+
+    def memory_stats(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "told"),
+    [
+        ("--xla_gpu_enable_command_buffer=+WHILE", 12020, True),
+        ("--xla_gpu_enable_command_buffer=+WHILE", 12030, False),
+        ("--xla_gpu_enable_command_buffer=+WHILE", None, False),
+        ("--xla_gpu_enable_command_buffer=FUSION", 12020, False),
+    ],
+)
+def test_a_driver_without_loops_in_graphs_is_told(flags, version, told, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(cuda_graphs, "driver_version", lambda: version)
+    cuda_graphs.check_graphs(jax.devices())  # a CPU has no graphs
+    if told:
+        with pytest.raises(ValueError, match=r"CUDA 12\.2.*install a driver of CUDA 12\.3"):
+            cuda_graphs.check_graphs([_Gpu()])
+    else:
+        cuda_graphs.check_graphs([_Gpu()])
+    monkeypatch.undo()
+    assert cuda_graphs.driver_version() is None or cuda_graphs.driver_version() > 0
+
+
+def test_shapes_of_a_cache_are_those_of_the_platform():
+    """A GPU's cache has a multiple of 128 slots, also where it is shaped without a GPU."""
+    assert KVCache.zeros(1, 1, 1, 200, 4, jnp.float32).capacity == 201
+    with platforms.shapes_for("gpu"):
+        assert KVCache.zeros(1, 1, 1, 200, 4, jnp.float32).capacity == 256
+        assert KVCache.zeros(1, 1, 1, 127, 4, jnp.float32).capacity == 128

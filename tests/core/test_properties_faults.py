@@ -74,18 +74,19 @@ def window_of_a_chain(patch: Patch) -> None:
 
 
 def ties_of_top_p(patch: Patch) -> None:
-    """Of several tokens that tie with the last one kept, top-p drops one."""
-    largest = sampling._largest
+    """Several tokens that tie with the last one kept are dropped by top-p, if others are left."""
+    threshold = sampling._threshold
 
     def fewer(x: Any, enough: Callable[..., Any]) -> Any:
-        kept = largest(x, enough)
-        if "keep_top_p" not in enough.__qualname__:
-            return kept
-        tied = kept & (x == jnp.where(kept, x, jnp.inf).min(-1, keepdims=True))
-        last = tied & (jnp.flip(jnp.cumsum(jnp.flip(tied, -1), -1), -1) == 1)
-        return kept & ~(last & (tied.sum(-1, keepdims=True) > 1))
+        least = threshold(x, enough)
+        if "of_top_p" not in enough.__qualname__:
+            return least
+        tied, kept = (
+            (found(x, least)).sum(-1, keepdims=True) for found in (jnp.equal, jnp.greater)
+        )
+        return jnp.where((tied > 1) & (kept > 0), jnp.nextafter(least, jnp.inf), least)
 
-    patch.setattr(sampling, "_largest", fewer)
+    patch.setattr(sampling, "_threshold", fewer)
 
 
 def late_peak(patch: Patch) -> None:

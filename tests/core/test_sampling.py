@@ -97,10 +97,11 @@ def test_warp_computes_in_float32():
     )
 
 
+@pytest.mark.parametrize("form", [0, 1], ids=["gpu", "others"])
 @pytest.mark.parametrize("keep", [1, 2, 17, 63, 64])
-def test_bisection_finds_what_sorting_finds(keep):
-    """`_largest` keeps every value that is at least the k-th largest, with ties, zeros and
-    infinities."""
+def test_bisection_finds_what_sorting_finds(keep, form, monkeypatch):
+    """`_threshold` is the k-th largest value, with ties, zeros and infinities."""
+    monkeypatch.setattr(sampling, "on_gpu", lambda *given: given[form](*given[2:]))
     rng = np.random.default_rng(1)
     x = rng.normal(size=(8, 64)).astype(np.float32)
     x[1] = np.round(x[1])
@@ -110,8 +111,15 @@ def test_bisection_finds_what_sorting_finds(keep):
     x[5] *= 1e38
     x[6] *= 1e-30
     x[7] = -np.abs(x[7])
-    kept_mask = sampling._largest(jnp.asarray(x), lambda kept: kept.sum(-1, keepdims=True) >= keep)
-    np.testing.assert_array_equal(kept_mask, x >= np.sort(x, axis=-1)[:, -keep][:, None])
+    found = sampling._threshold(jnp.asarray(x), lambda kept: kept.sum(-1, keepdims=True) >= keep)
+    np.testing.assert_array_equal(found, np.sort(x, axis=-1)[:, -keep][:, None])
+
+
+@pytest.mark.parametrize("form", [0, 1], ids=["gpu", "others"])
+def test_a_set_that_is_never_enough_has_no_threshold(form, monkeypatch):
+    monkeypatch.setattr(sampling, "on_gpu", lambda *given: given[form](*given[2:]))
+    x = jnp.array([[1.0, -2.0, -jnp.inf]])
+    assert sampling._threshold(x, lambda kept: kept.sum(-1, keepdims=True) > 3) == -jnp.inf
 
 
 @pytest.mark.parametrize("size", [1, 9, 32, 96, 128, 384, 4096, 5003])

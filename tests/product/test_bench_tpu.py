@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from toys import TRANSFORMERS as toys
 
+from bench.compiled.best import best, tokens_per_second
+from bench.compiled.chips import CHIPS, Chip, chip
+from bench.compiled.extrapolated import extrapolated
+from bench.compiled.families import NAMES
+from bench.compiled.flops import product_flops
+from bench.compiled.hlo import parse
+from bench.compiled.roofline import least_seconds, table, tokens_per_step
+from bench.compiled.sizes import config_of, shapes_of
+from bench.compiled.traffic import host_transfers, traffic
 from bench.tpu import command
-from bench.tpu.best import best, tokens_per_second
-from bench.tpu.chips import CHIPS, Chip, chip, slice_of
-from bench.tpu.extrapolated import extrapolated
-from bench.tpu.families import NAMES
-from bench.tpu.flops import product_flops
-from bench.tpu.hlo import parse
 from bench.tpu.measured import beside
-from bench.tpu.programs import devices_of
 from bench.tpu.published import TOKENS, compare
-from bench.tpu.roofline import least_seconds, table, tokens_per_step
-from bench.tpu.sizes import config_of, shapes_of
-from bench.tpu.traffic import host_transfers, traffic
+from bench.tpu.slices import devices_of, slice_of
 
 HEADER = "HloModule jit__run, is_scheduled=true\n"
 BODY = """

@@ -7,7 +7,7 @@ The suite does not collect this folder, since its tests need libtpu, and a JAX w
 import pathlib
 import sys
 
-from bench.tpu.programs import prepare_environment
+from bench.tpu.slices import prepare_environment
 
 prepare_environment()
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))

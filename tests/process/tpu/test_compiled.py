@@ -20,12 +20,13 @@ from toys import NOISE_KINDS
 from toys import TRANSFORMERS as toys
 
 import specjax
-from bench.tpu.chips import chip
-from bench.tpu.drafters import DRAFTERS
-from bench.tpu.hlo import parse
-from bench.tpu.programs import Compiled, compile_loop, devices_of
-from bench.tpu.sizes import shapes_of
-from bench.tpu.traffic import host_transfers, traffic
+from bench.compiled.chips import chip
+from bench.compiled.drafters import DRAFTERS
+from bench.compiled.hlo import parse
+from bench.compiled.programs import Compiled, compile_loop
+from bench.compiled.sizes import shapes_of
+from bench.compiled.traffic import host_transfers, traffic
+from bench.tpu.slices import devices_of
 from specjax import RULES, Decoder, Params, TransformerConfig
 from specjax.caches import kv
 from specjax.methods.eagle3 import network as eagle3

@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import pytest
 
 import specjax
-from bench.tpu.cells import active_bytes
-from bench.tpu.chips import chip
-from bench.tpu.drafters import DRAFTERS
-from bench.tpu.families import published
-from bench.tpu.hlo import parse
-from bench.tpu.programs import Compiled, compile_loop, devices_of
-from bench.tpu.sizes import config_of, shapes_of
-from bench.tpu.traffic import Traffic, host_transfers, traffic
+from bench.compiled.cells import active_bytes
+from bench.compiled.chips import chip
+from bench.compiled.drafters import DRAFTERS
+from bench.compiled.families import published
+from bench.compiled.hlo import parse
+from bench.compiled.programs import Compiled, compile_loop
+from bench.compiled.sizes import config_of, shapes_of
+from bench.compiled.traffic import Traffic, host_transfers, traffic
+from bench.tpu.slices import devices_of
 from specjax import Decoder, Params
 from specjax.caches import layer_state
 from specjax.models.feed_forward import experts

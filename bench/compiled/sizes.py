@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bench.tpu.families import NAMES, published
+from bench.compiled.families import NAMES, published
 from bench.weights import SIZES as PAIRS
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.models import quantise

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.tpu.chips import Chip
+from bench.compiled.chips import Chip
 
 HOP_SECONDS = 1e-6
 """Of a message between two neighbouring chips, as JAX's "How to scale your model" gives it

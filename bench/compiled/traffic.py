@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from bench.tpu.hlo import Computation, Instruction, Program, Shape
+from bench.compiled.hlo import Computation, Instruction, Program, Shape
 
 KINDS = (
     "weights", "cache_read", "cache_written", "cache_copied", "states", "logits", "collectives",
@@ -281,7 +281,8 @@ class _Counter:
     def _updates(self, within: Computation, value: Instruction) -> list[int | None]:
         """Of each result: the bytes of an update in place, or None if all of it is written."""
         if value.opcode == "tuple":
-            return [self._updates(within, within.by_name[name])[0] for name in value.operands]
+            parts = (self._updates(within, within.by_name[name]) for name in value.operands)
+            return [size for part in parts for size in part]
         if value.opcode == "bitcast":
             return self._updates(within, within.by_name[value.operands[0]])
         if value.opcode == "fusion":

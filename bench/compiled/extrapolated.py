@@ -1,17 +1,19 @@
 """What a target of many layers moves, by what it moves with fewer of them.
 
 The layers of a target repeat, so every figure of a cell is a line in their number.  libtpu compiles
-no program that does not fit into the memory of a chip.
+no program that does not fit into the memory of a chip, and a GPU's takes minutes.
 """
 
 from __future__ import annotations
 
-from bench.tpu.cells import Cell
+from bench.compiled.cells import Cell
 
 _LINEAR = (
     "target_bytes", "active_bytes", "flops", "int8_operations", "argument_bytes", "scratch_bytes",
-    "predicted_bytes",
+    "predicted_bytes", "launches_least", "launches_most", "terms_written", "terms_written_bytes",
+    "of_one_block", "padded", "padded_bytes", "cache_copies",
 )  # fmt: skip
+"""The last ones are figures of GPUs."""
 
 
 def extrapolated(few: Cell, more: Cell, layers: tuple[int, ...], every: int, memory: float) -> Cell:
@@ -28,7 +30,7 @@ def extrapolated(few: Cell, more: Cell, layers: tuple[int, ...], every: int, mem
         kind: line(few["bytes_per_step"][kind], size)
         for kind, size in more["bytes_per_step"].items()
     }
-    made = {name: line(few[name], more[name]) for name in _LINEAR}
+    made = {name: line(few[name], more[name]) for name in _LINEAR if name in more}
     needed = made["argument_bytes"] + made["scratch_bytes"]
     return {
         **more,

@@ -1,15 +1,15 @@
 """Programs of the step loop, compiled for chips that are not there.
 
-libtpu brings the compiler and describes the chips.  Parameters and state are shapes alone, so a
-model of any size takes no memory.
+libtpu and JAX's plugin for CUDA bring the compilers, and describe the chips.  Parameters and
+state are shapes alone, so a model of any size takes no memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 import specjax
-from bench.tpu.chips import Chip, slice_of
 from specjax import Decoder, LinenModel, Params, Sampling, Transformer
+from specjax._internal.platforms import shapes_for
 from specjax.caches import KVCache
 from specjax.contract import Proposer
 from specjax.decoding import RowInputs, eos_of_rows, start
@@ -28,7 +28,6 @@ from specjax.parallel import by_row, device_bytes, is_split, shardings
 from specjax.proposers import BestFirst, ChoiceTree, Shape
 from specjax.types import Arrays, DecodeState
 
-INSTALL = 'pip install "jax[tpu]"'
 _PROMPT = 128
 
 
@@ -47,46 +46,13 @@ class Compiled:
     state: DecodeState
 
 
-def prepare_environment() -> None:
-    """Let libtpu describe chips on a machine that has none.  Call it before JAX starts."""
-    os.environ.update(
-        TPU_SKIP_MDS_QUERY="1",
-        TPU_ACCELERATOR_TYPE="v5litepod-4",
-        TPU_WORKER_HOSTNAMES="localhost",
-        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # no process uses a chip
-    )
-    jax.config.update("jax_platforms", "cpu")
-
-
-def devices_of(chip: Chip, chips: int) -> np.ndarray:
-    """The first `chips` devices of a slice that is described by libtpu.
-
-    Raises:
-      ValueError: libtpu is missing or does not know the slice.
-    """
-    from jax.experimental import topologies
-
-    name = slice_of(chip, chips)
-    try:
-        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ValueError(
-            f"compiling for TPUs needs libtpu: {INSTALL}, in an environment of its own"
-        ) from None
-    try:
-        described = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
-    except Exception as error:  # the types differ between versions of JAX
-        raise ValueError(f"libtpu does not describe {name}: {error}") from None
-    # A chip of some generations is two devices.
-    return np.array(described[:chips])
-
-
 def compile_loop(
     decoder: Decoder,
     params: Params,
     devices: np.ndarray,
     rows: int,
     split_draft: LinenModel | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> Compiled:
     """Compile `Decoder.run` for `devices`.
 
@@ -95,9 +61,10 @@ def compile_loop(
       params: arrays or shapes, of which only the shapes are used.  The target and a published
         drafter are split over all devices, as `load` and `load_drafter` do; each device holds the
         whole of other proposers.
-      devices: of `devices_of`.
+      devices: of a TPU or a GPU that need not be there.
       rows: of the batch.
       split_draft: the draft model, if it is split over the devices like the target.
+      options: of the compiler.
     """
     assert isinstance(decoder.target, LinenModel)
     mesh = None if len(devices) == 1 else _mesh(devices, decoder.target)
@@ -118,12 +85,14 @@ def compile_loop(
         drafting = SharedParams(own, parts)
         shared = sum(map(_bytes_on_a_device, jax.tree.leaves(drafting.target)))
     params = Params(target, drafting)
-    state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
+    platform = "tpu" if devices[0].platform == "tpu" else "gpu"
+    with shapes_for(platform):
+        state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
     began = time.perf_counter()
-    compiled = decoder.lower(params, state, "tpu").compile()
+    compiled = decoder.lower(params, state, platform).compile({**(options or {})})
     seconds = time.perf_counter() - began
     memory, text = compiled.memory_analysis(), compiled.as_text()
-    assert memory is not None and text is not None  # of a TPU's program
+    assert memory is not None and text is not None  # of an accelerator's program
     held = sum(map(_bytes_on_a_device, jax.tree.leaves(params))) - shared
     return Compiled(
         text,

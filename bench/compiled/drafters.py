@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import specjax
-from bench.tpu.sizes import Shapes
+from bench.compiled.sizes import Shapes
 from specjax.contract import BlockSource, Proposer
 from specjax.methods import (
     BlockDraft,

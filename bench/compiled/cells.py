@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from bench.tpu.flops import product_flops
-from bench.tpu.hlo import parse
-from bench.tpu.programs import Compiled
-from bench.tpu.traffic import KINDS, host_transfers, traffic
+from bench.compiled.flops import product_flops
+from bench.compiled.hlo import parse
+from bench.compiled.programs import Compiled
+from bench.compiled.traffic import KINDS, host_transfers, traffic
 from specjax import LinenModel, Transformer
 from specjax.models import BLOCK_SLOTS
 from specjax.plot import new_figure
@@ -82,38 +81,6 @@ def active_bytes(compiled: Compiled) -> int:
         if names != ["embedding"] or "head" not in params:
             total += size
     return total
-
-
-_COLUMNS = (
-    "size", "dtype", "drafter", "chips", "batch", "capacity", "weights", "cache read", "written",
-    "copied", "states", "logits", "collectives", "other", "read over active", "GFLOP",
-    "all-reduces", "arguments", "scratch", "predicted", "fits", "compiled in",
-)  # fmt: skip
-HEADER = (
-    "Megabytes per chip and step; arguments, scratch and the prediction in gigabytes.  Read over "
-    "active: the target's weights that a step reads, over those that it must read, where each node "
-    "chooses experts of its own.\n\n"
-    f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
-)
-
-
-def line(cell: Cell) -> str:
-    moved = [f"{cell['bytes_per_step'][kind] / 1e6:.1f}" for kind in KINDS]
-    counts = Counter[str]()
-    for entry in cell["collectives"]:
-        counts[entry["kind"]] += entry["count"]
-    others = [f"{number} {kind}" for kind, number in counts.items() if kind != "all-reduce"]
-    memory = [cell[f"{name}_bytes"] / 1e9 for name in ("argument", "scratch", "predicted")]
-    fits = "yes" if cell["fits"] else f"no, {cell['missing_bytes'] / 1e9:.1f} GB too much"
-    entries = [
-        cell["size"], cell["dtype"], cell["drafter"], f"{cell['chips']} x {cell['chip']}",
-        cell["batch"], cell["capacity"], *moved,
-        f"{cell['target_bytes'] / cell['active_bytes']:.3f}",
-        f"{(cell['flops'] + cell['int8_operations']) / 1e9:.1f}",
-        ", ".join([str(counts["all-reduce"]), *others]), *(f"{size:.2f}" for size in memory), fits,
-        f"{cell['compile_seconds']:.0f} s",
-    ]  # fmt: skip
-    return f"| {' | '.join(map(str, entries))} |"
 
 
 def draw(cells: list[Cell]) -> Figure:

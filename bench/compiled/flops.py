@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from bench.tpu.traffic import BLOCKS, FEWER_DRAFTS
+from bench.compiled.traffic import BLOCKS, FEWER_DRAFTS
 from specjax.types import Arrays
 
 

@@ -1,8 +1,9 @@
 """Published figures of chips, and the topologies for which libtpu compiles.
 
 Sources: for TPUs the pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)" of Google Cloud's
-documentation (cloud.google.com/tpu/docs), for GPUs NVIDIA's data sheets of the H100 SXM and H200
-SXM.  All are peaks without sparsity.  A chip of v7x is two devices for JAX, which counts devices;
+documentation (cloud.google.com/tpu/docs), for GPUs NVIDIA's data sheets of the H100 SXM, H200 SXM,
+A100 80GB SXM, L4 and T4.  All are peaks without sparsity.  A T4 has no products in bfloat16: its
+figure is of float16.  A chip of v7x is two devices for JAX, which counts devices;
 its figures here are of one device, half a chip.
 """
 
@@ -34,6 +35,9 @@ CHIPS = {
         Chip("v7x", 96e9, 3690e9, 1153e12, 1153e12, 600e9, "tpu7x", three_axes=True),
         Chip("h100", 80e9, 3350e9, 989e12, 1979e12, 900e9),
         Chip("h200", 141e9, 4800e9, 989e12, 1979e12, 900e9),
+        Chip("a100", 80e9, 2039e9, 312e12, 624e12, 600e9),
+        Chip("l4", 24e9, 300e9, 121e12, 242e12, 64e9),
+        Chip("t4", 16e9, 320e9, 65e12, 130e12, 32e9),
     )
 }
 
@@ -43,31 +47,3 @@ def chip(name: str) -> Chip:
     if name not in CHIPS:
         raise ValueError(f"{name!r} is an unknown chip; it must be one of {', '.join(CHIPS)}")
     return CHIPS[name]
-
-
-def slice_of(chip: Chip, chips: int) -> str:
-    """The topology with at least 4 chips that holds `chips` of them: "v5e:2x4".
-
-    Raises:
-      ValueError: it cannot be compiled for, or there is no such slice.
-    """
-    if chip.topology is None:
-        raise ValueError(
-            f"{chip.name} is no TPU, so libtpu cannot compile for it; its speed is predicted from "
-            "the bytes of a TPU's program"
-        )
-    sides = [2, 2, 1] if chip.three_axes else [2, 2]
-    most = 64 if chip.three_axes else 256
-    if not 1 <= chips <= most:
-        raise ValueError(f"{chips} chips; a slice of {chip.name} has 1 to {most} here")
-    while _product(sides) < chips:
-        smallest = min(range(len(sides)), key=lambda axis: (sides[axis], -axis))
-        sides[smallest] *= 2
-    return f"{chip.topology}:{'x'.join(map(str, sides))}"
-
-
-def _product(sides: list[int]) -> int:
-    total = 1
-    for side in sides:
-        total *= side
-    return total

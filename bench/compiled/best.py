@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from bench.tpu.cells import Cell
-from bench.tpu.chips import Chip
-from bench.tpu.roofline import least_seconds, tokens_per_step
+from bench.compiled.cells import Cell
+from bench.compiled.chips import Chip
+from bench.compiled.roofline import least_seconds, tokens_per_step
 
 _ABOUT = ("size", "dtype", "batch", "capacity", "filled")
 _COLUMNS = (

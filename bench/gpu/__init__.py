@@ -1,0 +1,1 @@
+"""Programs for NVIDIA GPUs without a GPU: compiled, counted, and predicted."""
