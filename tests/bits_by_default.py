@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from exact_states import MIXERS, compare
 from toys import TRANSFORMERS as toys
 
 from specjax import Decoder, Match, Medusa, NoProposer, Params, Processors, Sampling
@@ -95,10 +96,17 @@ def penalties() -> tuple[int, int]:
     return 4 * 5 * rows, wrong
 
 
+def states() -> tuple[int, int]:
+    """Compare the states of recurrent layers after chains and trees with those of plain reading."""
+    found = [compare(name, is_tree) for name in MIXERS for is_tree in (False, True)]
+    return sum(rows for rows, _ in found), sum(wrong for _, wrong in found)
+
+
 CASES = {
     "float32": lambda: medusa(jnp.float32),
     "bfloat16": lambda: medusa(jnp.bfloat16),
     "penalties": penalties,
+    "states": states,
 }
 
 if __name__ == "__main__":

@@ -57,33 +57,37 @@ def beside(plain: pathlib.Path) -> pathlib.Path:
 
 
 @functools.cache
-def folder(case: str, layout: str, like: int, copies: bool = False) -> pathlib.Path:
-    """The folder of a case of `small_families` with an MTP layer.
+def folder(case: str, layout: str, like: int, copies: bool = False, count: int = 1) -> pathlib.Path:
+    """The folder of a case of `small_families` with MTP layers.
 
     Args:
       case: of the model.
       layout: whose names the layer has.
       like: the model's layer that has tensors of the same shapes.
       copies: the file repeats the target's embedding and head, as DeepSeek's do.
+      count: the number of MTP layers.
     """
     plain = small_families.folder(case)
     config = small_families.stored()[0][case]["config"]
     tensors = load_file(plain / "model.safetensors")
     depth, size = config["num_hidden_layers"], config["hidden_size"]
-    block, project, *norms = (name.format(depth) for name in NAMES[layout])
-    shapes = {
-        block + name.removeprefix(f"model.layers.{like}."): tensor.shape
-        for name, tensor in tensors.items()
-        if name.startswith(f"model.layers.{like}.")
-    }
-    shapes[f"{project}.weight"] = (size, 2 * size)
-    shapes |= {f"{norm}.weight": (size,) for norm in norms}
-    added = {
-        name: small_families.tensor(f"{case} mtp", name, shape) for name, shape in shapes.items()
-    }
-    if copies:
-        added[f"{block}embed_tokens.weight"] = tensors["model.embed_tokens.weight"] + 1
-        added[f"{block}shared_head.head.weight"] = tensors["model.embed_tokens.weight"] + 1
-    made = folders.ROOT / f"mtp-{layout}-{like}-{copies}-{plain.name}"
+    added = {}
+    for k in range(count):
+        block, project, *norms = (name.format(depth + k) for name in NAMES[layout])
+        shapes = {
+            block + name.removeprefix(f"model.layers.{like}."): tensor.shape
+            for name, tensor in tensors.items()
+            if name.startswith(f"model.layers.{like}.")
+        }
+        shapes[f"{project}.weight"] = (size, 2 * size)
+        shapes |= {f"{norm}.weight": (size,) for norm in norms}
+        added |= {
+            name: small_families.tensor(f"{case} mtp", name, shape)
+            for name, shape in shapes.items()
+        }
+        if copies:
+            added[f"{block}embed_tokens.weight"] = tensors["model.embed_tokens.weight"] + 1
+            added[f"{block}shared_head.head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    made = folders.ROOT / f"mtp-{layout}-{like}-{copies}-{count}-{plain.name}"
     folders.Llama(config, {**tensors, **added}).save_pretrained(made)
     return made

@@ -48,33 +48,40 @@ NEAREST = 6.0
 """Seconds of tests that ran the line of a mutant, which are run before whole files are."""
 
 TESTS: dict[str, str] = {
-    "decoding/decoder": "decoder laws:table&chain-match laws:static&rejection contract",
-    "decoding/commit": "decoder laws:table&chain-match laws:typical",
+    "decoding/decoder": "decoder laws_chains:table&chain-match laws_chains:static&rejection "
+    "contract",
+    "decoding/commit": "decoder laws_chains:table&chain-match laws_chains:typical",
     "decoding/inputs": "decoder prefill",
-    "decoding/prefill": "decoder prefill taps laws:table&chain-match",
+    "decoding/prefill": "decoder prefill taps laws_chains:table&chain-match",
     "decoding/host_grammar": "guided",
-    "rules/": "walks inexact_rules variants rules laws:typical laws:chain-block",
-    "caches/": "cache draft_windows properties_caches prefill ring laws:static&rejection",
-    "proposers/adaptive/": "proposers_refused choosing choosing_batch laws:adaptive-match adaptive",
+    "rules/": "walks inexact_rules variants rules laws_chains:typical laws_chains:chain-block",
+    "caches/hybrid": "hybrid hybrid_decoding outer_products cache",
+    "caches/layer_state": "hybrid outer_products hybrid_decoding recurrent_mixers",
+    "caches/recurrent": "properties_caches hybrid cache proposers",
+    "caches/": "cache draft_windows properties_caches prefill ring laws_chains:static&rejection",
+    "proposers/adaptive/": "proposers_refused choosing choosing_batch "
+    "laws_others:adaptive-match adaptive",
     "proposers/adaptive/choosing": "choosing choosing_batch adaptive",
     "proposers/adaptive/trials": "choosing choosing_batch adaptive",
     "proposers/adaptive/rates": "choosing choosing_batch adaptive",
-    "proposers/shapes/best_first": "best_first proposers laws:first-rejection",
-    "proposers/shapes/choice": "choices best_first proposers laws:choices-match",
+    "proposers/shapes/best_first": "best_first proposers laws_trees:first-rejection",
+    "proposers/shapes/choice": "choices best_first proposers laws_trees:choices-match",
     "proposers/combine/cost_aware": "cost_aware best_first",
-    "proposers/combine/first_of": "proposers_refused proposers laws:of-rejection",
+    "proposers/combine/first_of": "proposers_refused proposers laws_others:of-rejection",
     "methods/block/source": "sources proposers",
     "methods/datastore/lookup": "suffix_tree datastore sources documents",
     "methods/datastore/proposer": "suffix_tree datastore sources",
     "methods/datastore/source": "suffix_tree datastore sources",
-    "methods/draft_model/source": "proposers draft_laws sources laws:draft&3",
-    "methods/draft_model/translated": "universal sources laws:universal",
-    "methods/eagle3/source": "eagle3 laws:eagle3-match sources",
+    "methods/draft_model/source": "proposers draft_laws sources laws_drafts:draft&3",
+    "methods/draft_model/translated": "universal sources laws_drafts:universal",
+    "methods/eagle3/source": "eagle3 laws_heads:eagle3-match sources",
     "methods/early_exit": "early_exit sources proposers",
-    "methods/medusa/source": "medusa sources laws:medusa",
+    "methods/medusa/source": "medusa sources laws_heads:medusa",
+    "methods/mtp/source": "sources laws_heads:mtp",
+    "methods/gemma_assistant/source": "sources",
     "methods/peagle/source": "eagle3 sources proposers",
-    "proposers/": "proposers proposers_refused chain_depth laws:dynamic&match",
-    "sampling.py": "properties_sampling sampling decoder rules laws:table&chain-match",
+    "proposers/": "proposers proposers_refused chain_depth laws_trees:dynamic&match",
+    "sampling.py": "properties_sampling sampling decoder rules laws_chains:table&chain-match",
     "tree.py": "tree properties_trees walks proposers",
     "processors.py": "processors properties_sampling processor_laws",
     "constraints/automaton": "grammar constraint guided constraint_laws",
@@ -294,7 +301,7 @@ def nearest(mutant: Mutant) -> list[str]:
     found = room(mutant.file)
     assert found is not None
     own = [f"test_{entry.partition(':')[0]}.py" for entry in TESTS[found].split()]
-    own = [file for file in dict.fromkeys(own) if file in by_file and file != "test_laws.py"]
+    own = [f for f in dict.fromkeys(own) if f in by_file and not f.startswith("test_laws_")]
     others = sorted(by_file.keys() - set(own), key=lambda file: (costs.get(file, 99), file))
     chosen: list[str] = []
     left = NEAREST

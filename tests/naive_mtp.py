@@ -1,4 +1,4 @@
-"""What a layer of multi-token prediction predicts, by NumPy in float64 and without a cache."""
+"""What layers of multi-token prediction predict, by NumPy in float64 and without a cache."""
 
 from __future__ import annotations
 
@@ -26,3 +26,27 @@ class NaiveMtp(NaiveEagle3):
         y = self.norm("layers.0.post_attention_layernorm", x)
         gate, up = (self.linear(f"layers.0.mlp.{part}_proj", y) for part in ("gate", "up"))
         return x + self.linear("layers.0.mlp.down_proj", gate / (1 + np.exp(-gate)) * up)
+
+
+class NaiveMtpLayers:
+    """Several MTP layers: each reads the outputs of the one before it, and the last its own."""
+
+    def __init__(self, layers: list[NaiveMtp]) -> None:
+        self.layers = layers
+
+    def logits(self, text: list[int], path: tuple[int, ...] = ()) -> np.ndarray:
+        """[V] after a text, whose last token is pending, and the drafts of a path below it."""
+        tokens, features = [*text, *path], self.layers[0].features_of(tuple(text[:-1]))
+        normed = features
+        for k, layer in enumerate(self.layers[: len(path) + 1]):
+            following = tokens[k + 1 :]
+            while True:
+                used = following[: len(features)]
+                states = layer.states(used, features)
+                normed = layer.norm("norm", states)
+                fed = normed if layer.head.norm_output else states
+                if layer is not self.layers[-1] or len(used) == len(following):
+                    break
+                features = np.concatenate([features, fed[-1:]])
+            features = fed
+        return (normed[-1:] @ self.layers[0].matrix.T)[0]

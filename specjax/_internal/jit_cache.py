@@ -16,14 +16,20 @@ from typing import Generic, ParamSpec, Protocol, TypeVar
 import jax
 
 from specjax._internal.checks import within
+from specjax._internal.mappings import mapped
 
 MOST = 64
+
+_CROWDED = 0.5
+"""The share of a process's memory mappings beyond which programs are freed before others come."""
 
 
 class _Table(Protocol):
     """A `Recent` of any keys and values."""
 
     def trim(self) -> None: ...
+
+    def halve(self) -> None: ...
 
     def clear(self) -> None: ...
 
@@ -41,7 +47,9 @@ def keep_programs(most: int | None = MOST) -> None:
     """Keeps the compiled programs of the `most` structures that were used last; None keeps all.
 
     A structure is a model with a proposer and a rule, a number of rows, a capacity, and a set of
-    settings.  A structure that was dropped is compiled again when it is used.
+    settings.  A structure that was dropped is compiled again when it is used.  Unless all are kept,
+    half of them are dropped too when the process has half of the memory mappings that Linux allows,
+    before XLA would crash.
 
     Raises:
       ValueError: `most` is less than 1.
@@ -94,6 +102,9 @@ class Recent(Generic[Key, Value]):
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """Returns the value of a key, which now is the one that was used last."""
+        if key not in self and _most is not None and mapped() > _CROWDED:
+            for table in _tables:
+                table.halve()
         with self._lock:
             if key not in self._values:
                 self._values[key] = make()
@@ -105,6 +116,12 @@ class Recent(Generic[Key, Value]):
     def trim(self) -> None:
         with self._lock:
             while _most is not None and len(self._values) > _most:
+                self._values.popitem(last=False)
+
+    def halve(self) -> None:
+        """Drops the half that was used longest ago."""
+        with self._lock:
+            for _ in range(len(self._values) // 2):
                 self._values.popitem(last=False)
 
     def clear(self) -> None:

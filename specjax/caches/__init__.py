@@ -8,7 +8,14 @@ if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
     from specjax.caches.hybrid import Both, HybridCache, Written
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
-    from specjax.caches.layer_state import LayerState, Staged, advanced
+    from specjax.caches.layer_state import (
+        LayerState,
+        Staged,
+        advanced,
+        decayed,
+        replayed,
+        with_node,
+    )
     from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
     from specjax.caches.recurrent import RecurrentCache
     from specjax.caches.sliding_window import WindowedCache
@@ -29,9 +36,12 @@ __all__ = [
     "WindowedCache",
     "Written",
     "advanced",
+    "decayed",
     "empty_cache",
     "in_chunks",
     "read_prompt",
+    "replayed",
     "stage",
     "visible_slots",
+    "with_node",
 ]

@@ -31,6 +31,8 @@ class Staged:
     # [B, N, H] or, with a gate for each channel, [B, N, H, Dk]: the sum of the logarithms of the
     # gates along the path to a node, its own included.
     totals: Array | None = None
+    # Instead of `totals`, where a state is updated token by token: the logarithms themselves.
+    gates: Array | None = None
 
 
 @struct.dataclass
@@ -74,8 +76,13 @@ class LayerState:
         )
         state, keys, updates, totals = self.state, staged.keys, staged.updates, staged.totals
         if state is not None:
-            assert keys is not None and updates is not None and totals is not None
-            state = advanced(state, keys, updates, totals, count)
+            assert keys is not None and updates is not None
+            if staged.gates is not None:
+                kept = jnp.arange(keys.shape[1]) < count[:, None]
+                state = replayed(state, keys, updates, staged.gates, kept)
+            else:
+                assert totals is not None
+                state = advanced(state, keys, updates, totals, count)
         return dataclasses.replace(self, columns=columns, state=state, staged=None)
 
     def widened(self, width: int) -> LayerState:
@@ -127,3 +134,41 @@ def advanced(state: Array, keys: Array, updates: Array, totals: Array, count: Ar
     decay = jnp.where(count[:, None, None] > 0, jnp.exp(total[:, 0]), 1.0)
     added = jnp.einsum("bnhk,bnhv->bhkv", keys * weights, updates, precision="highest")
     return decay[..., None] * state + added
+
+
+def replayed(state: Array, keys: Array, updates: Array, gates: Array, kept: Array) -> Array:
+    """Returns the state after the nodes of a branch, each of which is added to the one before.
+
+    The operations on a node are the same whatever the other nodes are, so the state has the bits
+    of a state that was advanced by one node at a time.
+
+    Args:
+      state: [B, H, Dk, Dv] float32.
+      keys, updates, gates: of N nodes, as in `Staged`.
+      kept: [B or 1, N] bool, whether a node is on the branch.
+    """
+    keys = jnp.repeat(keys, state.shape[1] // keys.shape[2], axis=2)
+    kept = jnp.broadcast_to(kept, keys.shape[:2])
+
+    def add(state: Array, node: tuple[Array, ...]) -> tuple[Array, None]:
+        *added, is_kept = node
+        return jnp.where(is_kept[:, None, None, None], with_node(state, *added), state), None
+
+    nodes = [x.swapaxes(0, 1) for x in (keys, updates, gates, kept)]
+    return jax.lax.scan(add, state, tuple(nodes))[0]
+
+
+def with_node(state: Array, key: Array, update: Array, gate: Array) -> Array:
+    """Returns e^g S + k u^T.
+
+    Args:
+      state: S, [B, H, Dk, Dv] float32.
+      key, update, gate: k [B, H, Dk], u [B, H, Dv] and g [B, H] or [B, H, Dk].
+    """
+    return decayed(state, gate) + key[..., None] * update[:, :, None]
+
+
+def decayed(state: Array, gate: Array) -> Array:
+    """Returns e^g S; the arguments are those of `with_node`."""
+    gate = gate[..., None] if gate.ndim == 3 else gate[..., None, None]
+    return jnp.exp(gate) * state

@@ -7,6 +7,7 @@ import sys
 import warnings
 
 from specjax.options.choice import chosen
+from specjax.options.compiled import keep_compiled
 from specjax.options.exits import ending, open_streams, say
 
 __all__ = ["COMMANDS", "main"]
@@ -36,6 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(0)
     about = "Lossless speculative decoding in JAX."
     command, rest = chosen("specjax", "command", COMMANDS, argv, about)
+    keep_compiled()
     from specjax.parallel import leaving
 
     name = f"specjax {command}"

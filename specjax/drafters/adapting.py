@@ -97,7 +97,7 @@ def _own_layer(target: LanguageModel) -> Drafter | None:
 
     A layer that cannot be read gives a warning and no error, since the user did not ask for it.
     """
-    if target.mtp != 1 or not isinstance(target.params, Mapping):
+    if not target.mtp or not isinstance(target.params, Mapping):
         return None
     try:
         return mtp_of(target)

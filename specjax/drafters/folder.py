@@ -21,6 +21,7 @@ from specjax.files import (
     SINGLE,
     check_dtype,
     find_folder,
+    headers_once,
     listed,
     open_tensors,
     read_json,
@@ -47,6 +48,7 @@ _MEDUSA = "official"
 _INSIDE = ("mtp.", "mtp_layers.", "model.mtp.")
 
 
+@headers_once()
 def load_drafter(
     path: str | os.PathLike[str],
     target: LanguageModel,
@@ -103,18 +105,20 @@ def load_mtp(
     head_tokens: int | None = None,
     **numbers: object,
 ) -> Drafter:
-    """Reads the layer of multi-token prediction (MTP) in the target's own folder.
+    """Reads the layers of multi-token prediction (MTP) in the target's own folder.
 
     `generate(target, prompt, proposer="mtp")` does so, too.  The folders of Qwen3-Next, Qwen3.5 and
-    later, GLM-4.5 and later, DeepSeek V3 and ERNIE 4.5 have one; `target.mtp` is their number.  The
-    layer drafts every depth, each from its own output for the depth before.
+    later, GLM-4.5 and later, DeepSeek V3 and ERNIE 4.5 have one; `target.mtp` is their number.  One
+    layer drafts every depth, each from its own output for the depth before.  Of several, each
+    drafts its own depth, and the last drafts what is deeper.
 
     Publishers disagree in two points, neither of which changes the text.  `specjax.tune` with both
     drafters in `drafters=` measures which one is accepted more.
 
     Args:
       target: as `specjax.load` returns it.
-      shape, rules, numbers: as for `load_drafter`; by default a chain of 3 drafts.
+      shape, rules, numbers: as for `load_drafter`; by default a chain of 3 drafts, or of as many
+        as there are layers, if these are more.
       feeds_normed: a draft's hidden state is the layer's output after the norm before the head, as
         in transformers and SGLang; False: before it, as in vLLM for DeepSeek, GLM and ERNIE.
       zeroes_first: the first pair of a text has zeros in place of its embedding, as in vLLM for

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
         replacing,
         weight_files,
     )
-    from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors, read_header
+    from specjax.files.headers import (
+        KINDS,
+        WHOLE,
+        Stored,
+        headers_once,
+        open_tensors,
+        read_header,
+    )
     from specjax.files.hub import MEDUSA_WEIGHTS, TOKENIZER, find_folder
     from specjax.files.packed import forms, read_scheme
     from specjax.files.tensors import all_finite, read_rows, row_faults, rows_of, write_rows
@@ -44,6 +51,7 @@ __all__ = [
     "check_links",
     "find_folder",
     "forms",
+    "headers_once",
     "listed",
     "load",
     "named",

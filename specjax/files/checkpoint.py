@@ -36,7 +36,7 @@ from specjax.files.folder import (
     replacing,
     weight_files,
 )
-from specjax.files.headers import open_tensors
+from specjax.files.headers import headers_once, open_tensors
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
 from specjax.files.packed import Scheme, read_scheme, unquantised
@@ -79,6 +79,7 @@ _PACKED = re.compile(r"\.(qweight|weight_packed)$")
 _FILES = (CONFIG, _GENERATION, *TOKENIZER)
 
 
+@headers_once()
 def load(
     path: str | os.PathLike[str],
     dtype: DTypeLike | None = None,
@@ -203,6 +204,7 @@ class Outline:
         return LanguageModel(model, params, **shared)
 
 
+@headers_once()
 def read_outline(path: str | os.PathLike[str]) -> Outline:
     """Reads everything that `load` reads of a folder before the weights.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -69,13 +71,41 @@ def open_tensors(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list
     return stored, faults
 
 
-def read_header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
+_Header = list[tuple[str, Stored]]
+_HELD: contextvars.ContextVar[dict[pathlib.Path, _Header] | None] = contextvars.ContextVar(
+    "headers", default=None
+)
+
+
+@contextlib.contextmanager
+def headers_once() -> Iterator[None]:
+    """Reads the header of each file only once in its body, which may ask for it several times."""
+    if _HELD.get() is not None:
+        yield
+        return
+    token = _HELD.set({})
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
+
+
+def read_header(file: pathlib.Path) -> _Header:
     """Returns the tensors of a file by name.
 
     Raises:
       ValueError: the file is not a safetensors file, or is truncated.
       OSError: it cannot be read.
     """
+    held = _HELD.get()
+    if held is None:
+        return _read(file)
+    if file not in held:
+        held[file] = _read(file)
+    return held[file]
+
+
+def _read(file: pathlib.Path) -> _Header:
     length = int.from_bytes(read_bytes(file, 8), "little")
     kinds = (safetensors.SafetensorError, OSError)
     with reworded(f"{file} is damaged or truncated (", "); download it again", kinds):
@@ -83,14 +113,17 @@ def read_header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
             raise OSError(f"its header has {length} bytes, and at most {_LONGEST} are read")
         # This checks every offset, shape and dtype against the file's length.
         safetensors.safe_open(file, "np")
-    for name, entry in parse_object(read_bytes(file, 8 + length)[8:], file).items():
-        if name != "__metadata__":
-            yield (
-                name,
-                Stored(
-                    file,
-                    entry["dtype"],
-                    tuple(entry["shape"]),
-                    8 + length + entry["data_offsets"][0],
-                ),
-            )
+    entries = parse_object(read_bytes(file, 8 + length)[8:], file)
+    entries.pop("__metadata__", None)
+    return [
+        (
+            name,
+            Stored(
+                file,
+                entry["dtype"],
+                tuple(entry["shape"]),
+                8 + length + entry["data_offsets"][0],
+            ),
+        )
+        for name, entry in entries.items()
+    ]

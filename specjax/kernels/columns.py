@@ -17,7 +17,7 @@ _SHARES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """The `sharing.Work` of y [rows, count] = x [rows, inner] @ the matrix.
+    """The `sharing.Work` of y [rows, tokens, count] = x [rows, tokens, inner] @ the matrix.
 
     If `stacked` is set, a buffer after the stack [E, ...] of matrices has the number of the one
     that is meant.
@@ -37,13 +37,13 @@ class Product:
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
-        """Returns the sizes of rows, inner, stride and count."""
+        """Returns the sizes of rows, tokens, inner, stride and count."""
         stride = (1 if self.form.by_columns else 0) + self.stacked
-        return (0, 0), (0, 1), (1, stride), (self.buffers - 1, 1)
+        return (0, 0), (0, 1), (0, 2), (1, stride), (self.buffers - 1, 2)
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
-        rows, inner, _, count = sizes
-        return emit.b.mul(emit.b.mul(inner, count), rows)
+        rows, tokens, inner, _, count = sizes
+        return emit.b.mul(emit.b.mul(inner, count), emit.b.mul(rows, tokens))
 
     def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
         return emit.least(emit.b.mul(threads, word(_SHARES)), worth)
@@ -53,12 +53,12 @@ class Product:
         places = [argument.type for argument in loops.args[:3]]
         if self.stacked:
             places.insert(2, INT32.as_pointer())
-        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 6])
+        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 7])
         function = ir.Function(module, signature, f"{self.name}_part")
         function.linkage = "internal"
         emit = Emitter(function)
         b = emit.b
-        x, w, *chosen, y, part, parts, rows, inner, stride, count = function.args
+        x, w, *chosen, y, part, parts, rows, tokens, inner, stride, count = function.args
         for number in chosen:
             w = b.gep(w, [b.mul(b.sext(b.load(number), WORD), b.mul(inner, stride))])
         # Parts begin at multiples of 16 columns, so that no two write to one line of the cache.
@@ -68,6 +68,7 @@ class Product:
             for i in (part, following)
         )
         last = b.select(b.icmp_signed("==", following, parts), count, last)
-        b.call(loops, [x, w, y, first, last, rows, inner, stride, count])
+        every = b.mul(rows, tokens)
+        b.call(loops, [x, w, y, first, last, every, inner, stride, count])
         b.ret_void()
         return function

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from specjax.kernels import available
 
@@ -43,21 +44,31 @@ def most_rows(dtype: str) -> int:
 def few_rows(x: Array, weights: Array, summed: int) -> Array:
     """Computes x @ weights, in a program for one CPU.
 
+    The kernel reads [B, N, K] as it is: XLA moves a reshape between two layers from one layer to
+    the next, simplifies the whole program after each, and so compiles for a time that grows with
+    the square of the layers.
+
     Args:
-      x: [M, K], M at most `most_rows`; of int8 for int8 weights, else of any dtype.
-      weights: [K, N] float32 with summed=0, or [N, K] bfloat16 or int8 with summed=1.
+      x: [B, N, K] or [N, K], at most `most_rows` rows; of int8 for int8 weights, else of any dtype.
+      weights: [K, M] float32 with summed=0, or [M, K] bfloat16 or int8 with summed=1.
 
     Returns:
-      [M, N] float32, or int32 for int8.
+      [B, N, M] or [N, M] in float32, or int32 for int8.
     """
     target = available.made("product", weights.dtype.name)
     if target is None:
         raise ValueError(f"no kernel for {weights.dtype.name} on this CPU; ask `takes` first")
     result = _FORMS[weights.dtype.name, summed]
     x = x.astype(jnp.int16 if result == jnp.int32 else jnp.float32)
-    shape = jax.ShapeDtypeStruct((len(x), weights.shape[1 - summed]), result)
+    return _called(target, x, weights.shape[1 - summed], result, weights)
+
+
+def _called(target: str, x: Array, columns: int, result: DTypeLike, *given: Array) -> Array:
+    """Calls a kernel of [B, N, K] with x, which may lack leading axes."""
+    rows = x.reshape(-1, *(1, *x.shape)[-2:])
+    shape = jax.ShapeDtypeStruct((*rows.shape[:2], columns), result)
     call = jax.ffi.ffi_call(target, shape, vmap_method="sequential")
-    return call(x, weights)
+    return call(rows, *given).reshape(*x.shape[:-1], columns)
 
 
 def takes_stacked(weights: Array) -> bool:
@@ -86,6 +97,6 @@ def few_rows_of(x: Array, weights: Array, number: Array) -> Array:
         raise ValueError(
             f"no kernel for a stack of {weights.dtype.name} on this CPU; ask `takes_stacked` first"
         )
-    shape = jax.ShapeDtypeStruct((len(x), weights.shape[2]), jnp.float32)
-    call = jax.ffi.ffi_call(target, shape, vmap_method="sequential")
-    return call(x.astype(jnp.float32), weights, number.astype(jnp.int32).reshape(1))
+    chosen = number.astype(jnp.int32).reshape(1)
+    x = x.astype(jnp.float32)
+    return _called(target, x, weights.shape[2], jnp.float32, weights, chosen)

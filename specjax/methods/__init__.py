@@ -76,7 +76,15 @@ if TYPE_CHECKING:
         medusa_logits,
         save_medusa,
     )
-    from specjax.methods.mtp import Mtp, MtpConfig, MtpSource, mtp_shapes, with_switches
+    from specjax.methods.mtp import (
+        Mtp,
+        MtpConfig,
+        MtpLayersSource,
+        MtpSource,
+        mtp_shapes,
+        part_name,
+        with_switches,
+    )
     from specjax.methods.peagle import PEagleSource
     from specjax.methods.published import (
         Description,
@@ -138,6 +146,7 @@ __all__ = [
     "MedusaSource",
     "Mtp",
     "MtpConfig",
+    "MtpLayersSource",
     "MtpSource",
     "PEagleSource",
     "Predicted",
@@ -173,6 +182,7 @@ __all__ = [
     "medusa_logits",
     "mtp_shapes",
     "own_shardings",
+    "part_name",
     "predict_size",
     "read_block",
     "save_datastore",

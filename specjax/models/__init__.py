@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from specjax.models.base import PRECISIONS, LinenModel
     from specjax.models.check import check_model
     from specjax.models.config import Mixer, TransformerConfig
+    from specjax.models.exact_states import with_exact_states
     from specjax.models.families import (
         FAMILIES,
         FUSED,
@@ -126,4 +127,5 @@ __all__ = [
     "rotate",
     "route",
     "run_layers",
+    "with_exact_states",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from specjax._internal.checks import chosen, flag, number, real, settle, shown, typed, whole, within
@@ -235,6 +235,8 @@ class TransformerConfig:
     # A sparse layer has an MLP, too: the norms of the two outputs are added ("sandwich" only).
     experts_beside: bool = False
     sparse: tuple[bool, ...] = ()  # by layer: whether it has experts
+    # States are updated token by token, in one order of operations whatever a pass reads.
+    exact_states: bool = False
     init_scale: float = 0.02
     family: str = "llama"  # a row of models.FAMILIES
 
@@ -447,6 +449,18 @@ class TransformerConfig:
         """Returns the size of the heads that the rope of a layer turns."""
         mixer = self.mixer_of(layer)
         return self.head_dim if mixer is None else mixer.rotated() or self.head_dim
+
+    def kind_of(self, layer: int) -> tuple[Hashable, ...]:
+        """Returns what a layer computes beside its parameters, rope and cache: equal layers have
+        equal programs."""
+        return (
+            self.mixer_of(layer),
+            self.window_of(layer),
+            self.norm_order_of(layer),
+            self.branch_of(layer),
+            self.mlp_size_of(layer),
+            self.is_sparse(layer),
+        )
 
     def is_sparse(self, layer: int) -> bool:
         """Returns whether a layer has experts."""

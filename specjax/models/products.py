@@ -15,10 +15,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.lax import DotDimensionNumbers
+from jax.typing import DTypeLike
 
 from specjax import kernels
 from specjax._internal.platforms import by_platform, on_cpu
 from specjax.models.packed import PackedKernel
+
+
+def rounded(x: Array, dtype: DTypeLike) -> Array:
+    """Converts to a dtype, and keeps the rounding.
+
+    XLA may leave out a conversion that is taken back, and so compute one pass more precisely than
+    another of the same tokens.
+    """
+    if x.dtype == dtype == jnp.float32:
+        return x
+    kept = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x.astype(jnp.float32), kept.nexp, kept.nmant).astype(dtype)
 
 
 def dot_general(x: Array, kernel: Array | PackedKernel, dimensions: DotDimensionNumbers) -> Array:
@@ -70,8 +83,7 @@ def _cpu_dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -
         return product(x, kernel)
 
     def few(x: Array, kernel: Array) -> Array:
-        y = kernels.few_rows(x.reshape(-1, x.shape[-1]), kernel, summed)
-        return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
+        return rounded(kernels.few_rows(rounded(x, x.dtype), kernel, summed), x.dtype)
 
     return on_cpu(few, product, x, kernel)
 

@@ -115,9 +115,9 @@ def _dot_general(
         return jax.lax.dot_general(x, values, summed, preferred_element_type=jnp.int32)
 
     def flat(x: Array, values: Array) -> Array:
+        if few and kernels.takes(x.size // x.shape[-1], values, 1):
+            return kernels.few_rows(x, values, 1)
         rows = x.reshape(-1, x.shape[-1])
-        if few and kernels.takes(len(rows), values, 1):
-            return kernels.few_rows(rows, values, 1).reshape(*x.shape[:-1], -1)
         padding = ((0, 1 if len(rows) == 1 else 0), (0, 0))
         return product(jnp.pad(rows, padding), values)[: len(rows)].reshape(*x.shape[:-1], -1)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, cast
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
+from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from specjax.caches import (
@@ -249,7 +251,11 @@ class Transformer(nn.Module):
 
         block = nn.remat(Layer) if self.remat else Layer
         layers = [block(c, i, dense, self.attend, name=f"layer_{i}") for i in range(c.num_layers)]
-        streams, cache = run_layers(c, layers, x, positions, cache, mask, embedded)
+        called: Sequence[Callable[..., tuple[Array, Written]]] = layers
+        watched = self.is_initializing() or self.is_mutable_collection("intermediates")
+        if isinstance(x, Tracer) and not (self.remat or watched):
+            called = traced_by_kind(c, layers, self.variables["params"])
+        streams, cache = run_layers(c, called, x, positions, cache, mask, embedded)
         x = streams[-1]
         hidden = Norm(c, name="norm")(x) if c.final_norm else x
         streams.append(hidden)
@@ -268,6 +274,32 @@ class Transformer(nn.Module):
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
         features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
         return ModelOutput(logits, hidden, cache, features)
+
+
+def traced_by_kind(
+    c: TransformerConfig, layers: Sequence[Layer], params: Mapping[str, Any]
+) -> list[Callable[..., tuple[Array, Written]]]:
+    """Layers as functions, of which those of one kind share a trace and its lowering.
+
+    XLA inlines them, so what it compiles is the same; tracing 28 layers takes a few times as long
+    as tracing one.  A pass has functions of its own, so nothing of a trace outlives it.
+
+    Args:
+      c: the configuration of the layers.
+      layers: of a module.
+      params: that module's, with `layer_0` and so on.
+    """
+    kinds = [c.kind_of(i) for i in range(c.num_layers)]
+    first = {kind: kinds.index(kind) for kind in set(kinds)}
+
+    def function(layer: Layer) -> Callable[..., tuple[Array, Written]]:
+        alone = layer.clone(parent=None)
+        return jax.jit(lambda own, *given: alone.apply({"params": own}, *given))
+
+    functions = {kind: function(layers[i]) for kind, i in first.items()}
+    return [
+        functools.partial(functions[kind], params[f"layer_{i}"]) for i, kind in enumerate(kinds)
+    ]
 
 
 def run_layers(

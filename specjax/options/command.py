@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
+from specjax.options.compiled import keep_compiled
 from specjax.options.exits import ending, open_streams, say
 from specjax.options.fields import Options, option
 from specjax.options.files import arguments_of_files
@@ -71,6 +72,7 @@ def parse(
 def run(main: Callable[[], None]) -> None:
     """Runs a job from the command line, which ends as in `exits.ending`."""
     open_streams()
+    keep_compiled()
     with leaving(), ending(pathlib.Path(sys.argv[0]).stem):
         main()
 

@@ -1,5 +1,7 @@
 """New structure compiles and new numbers do not; a run is one device program and owns its state."""
 
+import functools
+
 import chex
 import counted
 import jax
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from toys import TABLES as toys
 
+import specjax
 from specjax import RULES, Decoder, Sampling
 
 PAIRS = (("draft 3", "match"), ("table static tree", "rejection"), ("adaptive", "match"))
@@ -207,3 +210,27 @@ def test_what_the_caller_gave_to_prefill_stays_the_callers(rule):
         )
     )
     assert first == again == toys.decoded("table chain", rule, 1.0)[0]
+
+
+def test_layers_of_one_kind_are_traced_and_lowered_once():
+    """A pass with three times the layers has as many products; its text is that of the layers one
+    by one."""
+
+    def of(layers: int):
+        config = specjax.TransformerConfig(
+            vocab_size=11, hidden_size=8, mlp_size=8, num_layers=layers, num_heads=2,
+            num_kv_heads=1, head_dim=4, max_positions=16, windows=(2, None) * (layers // 2),
+            init_scale=0.5,
+        )  # fmt: skip
+        return specjax.LinenModel(specjax.Transformer(config))
+
+    def read(model, params):
+        return model.apply(params, jnp.arange(6)[None], jnp.arange(6)[None]).logits
+
+    few, many = of(2), of(6)
+    params = many.init(jax.random.key(0))
+    lowered = [jax.jit(functools.partial(read, m)).lower(params).as_text() for m in (few, many)]
+    products = [text.count("stablehlo.dot_general") for text in lowered]
+    assert products[0] == products[1] > 0
+    found = jax.jit(functools.partial(read, many))(params)
+    np.testing.assert_allclose(found, read(many, params), atol=1e-5)

@@ -62,8 +62,8 @@ def going_round(length):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_row_of_a_batch_is_the_prompt_alone(temperature):
-    """Without drafts; `tests/product/test_generate_lookup.py` has drafts, and so has every law of
-    `test_laws.py`."""
+    """Without drafts; `tests/product/test_generate_lookup.py` has drafts, and so have the
+    laws of `laws.py`."""
     generated.check_rows_alone(temperature, proposer="none")
 
 

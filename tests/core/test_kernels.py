@@ -151,3 +151,14 @@ def test_other_products_are_left_to_xla():
     assert not kernels.takes(1, weights.astype(jnp.float16), 1)
     assert not kernels.takes(0, weights, 0)
     assert not kernels.takes(1, weights[:0], 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_rows_are_read_as_they_are(dtype: str):
+    """Without a reshape, which XLA would move from layer to layer."""
+    x, weights = drawn(dtype, 24, 40)
+    x = jnp.stack([x[:3], x[1:4]])
+    read = jax.jit(lambda x: kernels.few_rows(x, weights, SUMMED[dtype]))
+    assert "stablehlo.reshape" not in read.lower(x).as_text()
+    for row, made in zip(x, read(x), strict=True):
+        np.testing.assert_array_equal(made, read(row))

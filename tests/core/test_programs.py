@@ -10,6 +10,7 @@ import pytest
 from toys import TABLES as toys
 
 import specjax
+from specjax._internal import mappings
 from specjax._internal.jit_cache import Recent, clear_programs, keep_programs, programs
 from specjax.decoding.decoder import _run
 from specjax.decoding.prefill import _begin, _read_prompts
@@ -81,3 +82,22 @@ def test_a_table_of_recent_values():
     keep_programs(2)
     made = [table.get(name, lambda n=n: n) for n, name in enumerate("abac")]
     assert made == [0, 1, 0, 3] and "a" in table and "b" not in table
+
+
+def test_programs_are_freed_before_memory_mappings_run_out(monkeypatch):
+    """XLA crashes where Linux refuses a mapping, so half of the programs go at half of the limit;
+    all stay if a user asked for that."""
+    clear_programs()
+    keep_programs(64)
+    for n in range(6):
+        _scale(float(n), np.ones(3, np.float32))
+    assert 0 < mappings.mapped() < 0.5 and len(_scale.jitted()) == 6
+    monkeypatch.setattr(mappings, "_most", lambda: 1)
+    before = living()
+    _scale(6.0, np.ones(3, np.float32))
+    assert len(_scale.jitted()) == 4 and living() == before - 2
+    _scale(6.0, np.ones(3, np.float32))  # known, so nothing goes
+    assert len(_scale.jitted()) == 4
+    keep_programs(None)
+    _scale(7.0, np.ones(3, np.float32))
+    assert len(_scale.jitted()) == 5

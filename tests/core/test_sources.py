@@ -4,7 +4,8 @@ The logits that a source returns along a text are those of a naive pass over the
 cache.  `drive` commits blocks of different sizes to the rows of a batch, and asks in each step for
 the logits after the text and after drafts below it, of which some are right.  So this one law holds
 `init`, `read`, `truncate`, `begin`, `extend`, `read_tree`, `marginals`, `correct`, `end`,
-`observe`, `rest` and `resume`.  `test_laws.py` holds the shapes, over sources that are tables.
+`observe`, `rest` and `resume`.  `test_laws_chains.py` and `test_laws_trees.py` hold the shapes over
+sources that are tables.
 
 The file is long because every source has its case here: one law, and one way to drive them all.
 """
@@ -23,6 +24,7 @@ import pytest
 from block_reference import sigmoid
 from block_toys import PLAIN
 from naive_assistant import NaiveAssistant
+from naive_mtp import NaiveMtpLayers
 from naive_sources import NaiveBlock, NaiveTable, drawn, naive_eagle3, naive_mtp
 from started import started
 from table_model import TableModel, tables
@@ -50,6 +52,7 @@ from specjax.methods import (
     MedusaParams,
     MedusaSource,
     MtpConfig,
+    MtpLayersSource,
     MtpSource,
     PEagleSource,
     PrefixGRU,
@@ -60,6 +63,7 @@ from specjax.methods import (
     eagle3_shapes,
     initial_block,
     mtp_shapes,
+    part_name,
 )
 from specjax.models import AttentionSizes, Rope, TransformerConfig, from_function
 from specjax.types import ABSENT, Block, Proposal
@@ -75,7 +79,7 @@ DONE = 5
 TEXTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, CAPACITY)).astype(np.int32)
 TARGET = NaiveTable(tables(VOCAB, SEED), memory=3)
 TABLE = {"embedding": TARGET.embedding, "head": {"kernel": TARGET.head}}
-PAIRED = Eagle3Source | MtpSource | AssistantSource
+PAIRED = Eagle3Source | MtpSource | MtpLayersSource | AssistantSource
 """The sources that know every node of a row but the pending token of a text of one."""
 
 LEVELS = np.array([0, 0, 0, 1, 1, 2, 2])
@@ -201,6 +205,22 @@ def mtp(kind: str, head_tokens: int | None = None, **switches: bool) -> Case:
         return np.where(drafted, naive.logits(text, path), -np.inf)
 
     return Case(source, params, logits, kind, 1e-4, reads=has_a_feature)
+
+
+def mtp_layers(kind: str, count: int, **switches: bool) -> Case:
+    """Several layers, one for each depth; the last drafts what is deeper."""
+    network = MtpConfig(EAGLE3.layers, **switches)
+    own = {part_name(k): drawn(mtp_shapes(network), 5 + k) for k in range(count)}
+    naive = NaiveMtpLayers([
+        naive_mtp(
+            network, {"network": layer}, TARGET.embedding, TARGET.head,
+            lambda text: TARGET.features(text, (3,)),
+        )
+        for layer in own.values()
+    ])  # fmt: skip
+    source = MtpLayersSource(network, VOCAB, (3,), count)
+    params = SharedParams({"network": own}, TABLE)
+    return Case(source, params, naive.logits, kind, 1e-4, reads=has_a_feature)
 
 
 def peagle() -> Case:
@@ -396,6 +416,10 @@ CASES = {
     "mtp, chain": lambda: mtp("chain", zeroes_first=True),
     "mtp, tree": lambda: mtp("tree", feeds_normed=False, hidden_first=True),
     "mtp, no norm": lambda: mtp("chain", head_tokens=20, has_norm=False),
+    "mtp layers, chain": lambda: mtp_layers("chain", 3, zeroes_first=True),
+    "mtp layers, last reused": lambda: mtp_layers("chain", 2, feeds_normed=False),
+    "mtp layers, tree": lambda: mtp_layers("tree", 2),
+    "mtp layers, deep tree": lambda: mtp_layers("tree", 3, zeroes_first=True),
     "peagle": peagle,
     "medusa": medusa,
     "datastore, chain": lambda: datastore("chain"),
@@ -592,9 +616,7 @@ def compare(
     if known is not None:
         nodes = [path[-1] for path in asked]
         of_nodes = [case.knows(int(tokens[node])) for node in nodes]
-        if not isinstance(
-            case.source, TranslatedSource | Eagle3Source | MtpSource | AssistantSource
-        ):
+        if not isinstance(case.source, TranslatedSource | PAIRED):
             of_nodes = [reads] * len(nodes)
         assert [bool(each) for each in known[[0, *nodes]]] == [reads, *of_nodes], (row, at)
     else:

@@ -1,6 +1,6 @@
 """A draft with other tokens: what it reads, what it may propose, and what happens when it is full.
 
-`test_laws.py` checks that the text is the target's own; here the tables are made by hand.
+`test_laws_drafts.py` checks that the text is the target's own; here the tables are made by hand.
 """
 
 import dataclasses

@@ -44,6 +44,23 @@ def test_python_m_specjax():
     assert len(json.loads(done.stdout)["tokens"][0]) <= 24
 
 
+def test_a_second_process_finds_the_programs(tmp_path):
+    """In the user's cache; its text is the same, and it compiles nothing that takes long."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION_CACHE")}
+    environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-m", "specjax", "generate", "x", *PAIR, *SHORT, "--json"]
+    texts, found = [], []
+    for _ in range(2):
+        done = subprocess.run(
+            [*command, "--no-compare"], capture_output=True, text=True, cwd=ROOT, env=environ
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        texts.append(json.loads(done.stdout)["tokens"])
+        found.append({path.name for path in tmp_path.rglob("*") if path.is_file()})
+    assert texts[0] == texts[1] and found[0] == found[1]
+    assert any("jit__run" in name for name in found[0])
+
+
 def test_x64_changes_no_token(capsys):
     """With JAX's 64-bit types the same key gives the same text."""
     arguments = [

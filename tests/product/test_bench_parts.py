@@ -16,6 +16,7 @@ import specjax
 from bench import __main__ as bench
 from bench import (
     experts,
+    first_call,
     goals,
     growth,
     imposed,
@@ -319,3 +320,18 @@ def test_predictions_for_imposed_acceptance(capsys):
         with pytest.raises(SystemExit, match="2"):
             predictions.main([name, value])
         assert f"{name} is {value}; it must" in capsys.readouterr().err
+
+
+def test_the_seconds_of_a_first_call(capsys):
+    """The parts of the compilation are less than the whole, and each took some time."""
+    sizes = ["--layers", "2", "--hidden-size", "16", "--prompt-tokens", "5"]
+    first_call.main([*sizes, "--max-new-tokens", "3", "--proposer", "none"])
+    proposer, layers, rows, cpu, seconds, *parts = (
+        capsys.readouterr().out.splitlines()[-1].split(" | ")
+    )
+    assert (proposer, layers, rows) == ("| none", "2", "1")
+    tracing, lowering, xla = (float(part.strip(" |")) for part in parts)
+    assert 0 < tracing + lowering + xla <= float(seconds) and float(cpu) > 0
+    with pytest.raises(SystemExit):
+        first_call.main(["--hidden-size", "17"])
+    assert "--hidden-size is 17; it must be a multiple of 16" in capsys.readouterr().err

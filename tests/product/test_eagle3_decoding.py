@@ -65,8 +65,8 @@ SHAPES = {
 def test_generate_writes_what_plain_decoding_writes(shape):
     """Greedily, and at temperature 1 for the same seed; drafts are accepted now and then.
 
-    By default the shape that the authors' folders ask for. `test_laws.py` has the law for all three
-    shapes over such a head.
+    By default the shape that the authors' folders ask for. `tests/core/test_laws_heads.py` has the
+    laws over a table for a chain and a tree.
     """
     loaded = target("llama")
     kind, numbers = SHAPES[shape]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import pathlib
 import shutil
 
@@ -26,7 +27,8 @@ from transformers.modeling_layers import MtpModel
 
 import specjax
 from specjax import Chain, DynamicTree, StaticTree
-from specjax.cli import serve
+from specjax.cli import serve, tune
+from specjax.files import headers
 from specjax.options.models import Models, make_drafter
 from specjax.types import Block
 
@@ -41,6 +43,9 @@ CASES = {
 }
 """Family -> the case of `small_families`, the layout, and the layer with the same shapes."""
 
+SEVERAL = {"glm4_moe": 3, "deepseek_v3": 2}
+"""Families -> the number of MTP layers of a folder with several."""
+
 PROMPTS = [small_families.text()[0][:30].tolist(), small_families.text()[0][40:47].tolist()]
 PATH = (7, 3, 11)
 NEW = 24
@@ -49,6 +54,11 @@ NEW = 24
 @functools.cache
 def target(name: str) -> specjax.LanguageModel:
     return specjax.load(mtp_folders.folder(*CASES[name]))
+
+
+@functools.cache
+def several(name: str) -> specjax.LanguageModel:
+    return specjax.load(mtp_folders.folder(*CASES[name], True, SEVERAL[name]))
 
 
 class Theirs:
@@ -114,9 +124,10 @@ def theirs(name: str) -> Theirs:
     return Theirs(name)
 
 
-def ours(name: str, text: list[int], path: tuple[int, ...], **switches: bool) -> list[np.ndarray]:
+def ours(
+    model: specjax.LanguageModel, text: list[int], path: tuple[int, ...], **switches: bool
+) -> list[np.ndarray]:
     """The logits [V] after a text and after each draft of a path below it."""
-    model = target(name)
     drafter = specjax.load_mtp(model, **switches)
     source, params = drafter.source, drafter.arrays(model)
     tokens = np.array([text[:-1]], np.int32)
@@ -144,7 +155,7 @@ def test_logits_are_those_of_transformers(name):
     """After the pending token, and after each draft, for both kinds of what is fed back."""
     for switches in ({}, {"feeds_normed": False}):
         for prompt in PROMPTS:
-            for depth, row in enumerate(ours(name, prompt, PATH, **switches)):
+            for depth, row in enumerate(ours(target(name), prompt, PATH, **switches)):
                 wanted = theirs(name).logits(prompt, PATH[:depth], *switches.values())
                 within = 1e-4 * np.abs(wanted).max()
                 np.testing.assert_allclose(row, wanted, 0, within, err_msg=f"depth {depth}")
@@ -164,7 +175,55 @@ def test_the_first_draft_is_that_of_use_mtp(name):
             found = layer(torch.tensor([text[1:]]), hidden, None, positions, _cache(main))[1]
         wanted = found[0, 0].numpy()
         within = 1e-4 * np.abs(wanted).max()
-        np.testing.assert_allclose(ours(name, text, ())[0], wanted, 0, within)
+        np.testing.assert_allclose(ours(target(name), text, ())[0], wanted, 0, within)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_layers_draft_as_in_use_mtp(name):
+    """One draft of each layer, the greedy ones of transformers' own class."""
+    count, main = SEVERAL[name], _model(mtp_folders.folder(*CASES[name], True, SEVERAL[name]))
+    main.config.num_mtp_layers, depth = count, main.config.num_hidden_layers
+    main._keys_to_ignore_on_load_unexpected = [
+        rf"model\.layers\.{depth + k}\." for k in range(count)
+    ]
+    layers = MtpModel.from_pretrained(main).eval()
+    for text in PROMPTS:
+        hidden = main(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states[-1]
+        positions = torch.arange(1, len(text))[None]
+        with torch.no_grad():
+            drafts, found, _ = layers(
+                torch.tensor([text[1:]]), hidden, None, positions, _cache(main)
+            )
+        path = tuple(drafts[0, :-1].tolist())
+        for wanted, mine in zip(found[0].numpy(), ours(several(name), text, path), strict=True):
+            np.testing.assert_allclose(mine, wanted, 0, 1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_layers_leave_the_text(name, tmp_path):
+    """As chains and trees, deeper than they are, and after they were written and read again."""
+    model = several(name)
+    assert model.mtp == SEVERAL[name]
+    drafter = specjax.load_mtp(model)
+    assert drafter.proposer.max_depth == 3
+    with pytest.raises(ValueError, match=r"layout 'qwen' cannot hold.*has several layers"):
+        specjax.save_drafter(tmp_path, drafter, model, layout="qwen")
+    specjax.save_drafter(tmp_path, drafter, model, layout="deepseek")
+    again = specjax.load_drafter(tmp_path, model)
+    for mine, its in zip(*(jax.tree.leaves(one.params) for one in (drafter, again)), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    drafters = [
+        {"proposer": "mtp", "num_drafts": SEVERAL[name] + 2},
+        {"drafter": specjax.load_mtp(model, Chain, num_drafts=4, confidence_threshold=0.05)},
+        {"drafter": specjax.load_mtp(model, DynamicTree, depth=4, width=3, num_nodes=8)},
+        {},
+    ]
+    for settings in ({}, {"temperature": 1.0, "seed": 3}):
+        settings = {**settings, "max_new_tokens": NEW, "eos": []}
+        plain = specjax.generate(model, PROMPTS, num_drafts=0, **settings)
+        for how in drafters:
+            found = specjax.generate(model, PROMPTS, **how, **settings)
+            assert [list(row) for row in found.tokens] == [list(row) for row in plain.tokens]
 
 
 def _cache(main: transformers.PreTrainedModel):
@@ -285,3 +344,24 @@ def test_auto_goes_on_without_a_layer_that_cannot_be_read(tmp_path):
         specjax.generate(model, PROMPTS, max_new_tokens=2, eos=[])
     with pytest.raises(ValueError, match=r"mtp\.norm"):
         specjax.generate(model, PROMPTS, proposer="mtp")
+
+
+def test_a_header_is_read_once_a_call(monkeypatch):
+    """Of a tied model, whose head is looked for, with an MTP layer, which is looked for too."""
+    folder, kept, read = mtp_folders.folder(*CASES["qwen3_5 with experts, tied"]), headers._read, []
+    monkeypatch.setattr(headers, "_read", lambda file: read.append(file) or kept(file))
+    model = specjax.load(folder)
+    assert read == [folder / "model.safetensors"]
+    specjax.load_mtp(model)
+    assert read == [folder / "model.safetensors"] * 2
+
+
+def test_tune_measures_the_switches(capsys):
+    """A row of its table for each form of the layer, with the tokens that a pass then gives."""
+    folder = str(mtp_folders.folder(*CASES["glm4_moe"]))
+    options = ["--max-new-tokens", "6", "--rounds", "1", "--no-save", "--json"]
+    tune.main("specjax tune", ["--target", folder, "--mtp", *options])
+    found = json.loads(capsys.readouterr().out)["candidates"]
+    forms = {one["name"]: one["tokens_per_pass"] for one in found if "zeroes_first" in one["name"]}
+    assert {name.partition(" zeroes")[2] for name in forms} == {"_first=True"}
+    assert len(forms) == 2 and min(forms.values()) >= 1

@@ -166,8 +166,8 @@ class PairSource(EagleSource[NetworkT]):
         last = jnp.maximum(state.count - 1, 0)[:, None]
         cache = cache.commit(state.count)
         caught_up = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
-        reading = PairReading(cache, _at(fed, last)[:, 0], fed[:, :0], cache.length > 0)
-        return caught_up, reading, self._logits(params, _at(normed, last))[:, 0]
+        reading = PairReading(cache, at_index(fed, last)[:, 0], fed[:, :0], cache.length > 0)
+        return caught_up, reading, self._logits(params, at_index(normed, last))[:, 0]
 
     def extend(
         self, params: EagleParams, reading: PairReading, tokens: Array
@@ -190,7 +190,7 @@ class PairSource(EagleSource[NetworkT]):
         fed, normed, cache = read_pairs(
             self.network, params, reading.cache, tokens, features, depth, mask
         )
-        return reading._replace(cache=cache, nodes=fed), self._logits(params, _at(normed, at))
+        return reading._replace(cache=cache, nodes=fed), self._logits(params, at_index(normed, at))
 
     def known(self, params: EagleParams, reading: PairReading, tokens: Array) -> Array:
         """Returns [B, N] bool: False for the pending token of a row without any feature."""
@@ -232,18 +232,10 @@ def read_block(
 
     A row that has read nothing has no feature, so the first token of its text is in no pair.
     """
-    features, width = features_of(block), block.tokens.shape[1]
-    waits = (state.count > 0).astype(jnp.int32)  # [B] 1, or 0 before the first token
-    raw = jnp.concatenate([state.features[:, :1], features[:, :-1]], axis=1)
-
-    def shifted(x: Array, start: Array) -> Array:
-        """Returns [B, W, ...] from this index on; entries after the end are not used."""
-        padded = jnp.pad(x, ((0, 0), (0, 1), *[(0, 0)] * (x.ndim - 2)))
-        cut = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
-        return cut(padded, start)
-
-    pairs = shifted(block.tokens, 1 - waits), shifted(raw, 1 - waits)
-    total = jnp.maximum(block.count - (1 - waits), 0)
+    features = features_of(block)
+    tokens, raw, total = paired(
+        state.features[:, 0], state.count > 0, block.tokens, features, block.count
+    )
 
     def read(
         cache: KVCache, start: Array | int, pairs: tuple[Array, Array]
@@ -252,14 +244,39 @@ def read_block(
         staged = read_pairs(network, params, cache, tokens, fuse(network, params, cache, raw))[-1]
         return staged.commit(jnp.clip(total - start, 0, tokens.shape[1])), ()
 
-    last = _at(features, jnp.maximum(block.count - 1, 0)[:, None])[:, 0]
+    last = at_index(features, jnp.maximum(block.count - 1, 0)[:, None])[:, 0]
     first = jnp.where((block.count > 0)[:, None], last, state.features[:, 0])
     return Eagle3State(
-        in_chunks(read, state.cache, pairs)[0],
+        in_chunks(read, state.cache, (tokens, raw))[0],
         fresh=jnp.zeros_like(state.fresh),  # the token before the pending one is read
         features=state.features.at[:, 0].set(first),
         count=jnp.minimum(state.count + block.count, 1),
     )
+
+
+def paired(
+    waiting: Array, waits: Array, tokens: Array, features: Array, count: Array
+) -> tuple[Array, Array, Array]:
+    """Returns the tokens [B, W] and features [B, W, E] of the pairs of a block, and their number.
+
+    Each token is in a pair with the feature before it.
+
+    Args:
+      waiting: [B, E] the feature before the first token.
+      waits: [B] bool, whether there is one; else the first token is in no pair.
+      tokens, features: [B, W] and [B, W, E] of the block.
+      count: [B] the tokens that count.
+    """
+    start, width = 1 - waits.astype(jnp.int32), tokens.shape[1]
+    before = jnp.concatenate([waiting[:, None], features[:, :-1]], axis=1)
+
+    def shifted(x: Array) -> Array:
+        """Returns [B, W, ...] from this index on; entries after the end are not used."""
+        padded = jnp.pad(x, ((0, 0), (0, 1), *[(0, 0)] * (x.ndim - 2)))
+        cut = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
+        return cut(padded, start)
+
+    return shifted(tokens), shifted(before), jnp.maximum(count - start, 0)
 
 
 def fuse(network: PairNetwork, params: EagleParams, cache: KVCache, features: Array) -> Array:
@@ -300,7 +317,7 @@ def parents_of(root: Array, nodes: Array, depth: Array, mask: Array) -> Array:
     is_parent = mask & (depth == depth[:, None] - 1)
     above = jnp.where(is_parent.any(-1), 1 + jnp.argmax(is_parent, axis=-1), 0)
     known = jnp.concatenate([root[:, None], nodes], axis=1)
-    return _at(known, jnp.broadcast_to(above, (len(root), len(depth))))
+    return at_index(known, jnp.broadcast_to(above, (len(root), len(depth))))
 
 
 def logits_of(params: EagleParams, normed: Array, vocab_size: int) -> Array:
@@ -314,6 +331,6 @@ def features_of(block: Block) -> Array:
     return block.features
 
 
-def _at(x: Array, index: Array) -> Array:
+def at_index(x: Array, index: Array) -> Array:
     """Gathers x [B, N, E] at the indices [B, M]: [B, M, E]."""
     return jnp.take_along_axis(x, index[..., None], axis=1)

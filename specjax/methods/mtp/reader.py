@@ -1,4 +1,4 @@
-"""Reads the MTP layer in a target's own folder, or in a folder that holds only that layer.
+"""Reads the MTP layers in a target's own folder, or in a folder that holds only these layers.
 
 The names around the decoder layer are those of `specjax.models.MTP`, and its own tensors have the
 names of the target's family.  A copy of the target's embedding or head in the file is not read.
@@ -6,6 +6,7 @@ names of the target's family.  A copy of the target's embedding or head in the f
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 from typing import NamedTuple
@@ -14,11 +15,13 @@ from specjax.files import CONFIG, listed, named, read_config
 from specjax.methods.drafter import Drafter
 from specjax.methods.mtp.network import MtpConfig
 from specjax.methods.mtp.rows import network_rows, network_shapes
+from specjax.methods.mtp.several import MtpLayersSource
 from specjax.methods.mtp.source import MtpSource
 from specjax.methods.mtp.writer import MTP_LAYOUTS
 from specjax.methods.published import (
     Description,
     Format,
+    PublishedDrafter,
     Table,
     Tensors,
     folder_of,
@@ -41,7 +44,7 @@ from specjax.parallel import Rules
 from specjax.proposers import Chain
 
 NUM_DRAFTS = 3
-"""The depth of the drafts by default."""
+"""The depth of the drafts by default, or the number of the layers if that is more."""
 
 _NAMES = [
     re.compile(
@@ -60,6 +63,13 @@ class _Parts(NamedTuple):
     layout: str
     names: MtpNames
     layers: int  # of the target
+    count: int  # of MTP layers
+
+    def source(self, vocab_size: int, taps: tuple[int, ...]) -> MtpSource | MtpLayersSource:
+        """Returns the source of these layers."""
+        if self.count == 1:
+            return MtpSource(self.network, vocab_size, taps)
+        return MtpLayersSource(self.network, vocab_size, taps, self.count)
 
 
 def _matches(config: Config, tensors: Tensors) -> bool:
@@ -84,11 +94,6 @@ def _parts(folder: pathlib.Path, tensors: Tensors, target: LanguageModel | None)
             f"config.json, whose matrix would be {first}: download the folder again"
         )
     layout, count = found
-    if count > 1:
-        raise ValueError(
-            f"{folder} has {count} MTP layers, one for each depth; specjax reads folders with one, "
-            "which drafts every depth: pass a drafter of another kind"
-        )
     names = MTP[layout]
     with named(folder / CONFIG):
         layers = mtp_layers(config, names.is_dense)
@@ -97,7 +102,7 @@ def _parts(folder: pathlib.Path, tensors: Tensors, target: LanguageModel | None)
     network = MtpConfig(
         layers, hidden_first=names.hidden_first, has_norm=names.norm is not None, **forms
     )
-    return _Parts(network, FAMILIES[config.family], layout, names, config.num_layers)
+    return _Parts(network, FAMILIES[config.family], layout, names, config.num_layers, count)
 
 
 def _check_target(folder: pathlib.Path, config: TransformerConfig, target: LanguageModel) -> None:
@@ -120,20 +125,20 @@ def _check_target(folder: pathlib.Path, config: TransformerConfig, target: Langu
 
 def _table(parts: _Parts, tensors: Tensors) -> Table:
     """Locates the parameters in the folder."""
-    names, layers = parts.names, parts.layers
-    rows = network_rows(parts.network, parts.family, names, layers, tensors)
-    others = tuple(part.format(layer=layers, k=0) for part in names.others)
-    block = names.name("block", layers, 0)
-    around = {row.name for row in rows if not row.name.startswith(block)}
-    stem = "mtp." if names.project.startswith("mtp.") else block
+    names, layers, every = parts.names, parts.layers, range(parts.count)
+    rows = network_rows(parts.network, parts.family, names, layers, tensors, parts.count)
+    others = tuple(part.format(layer=layers + k, k=k) for part in names.others for k in every)
+    blocks = tuple(names.name("block", layers, k) for k in every)
+    around = {row.name for row in rows if not row.name.startswith(blocks)}
+    stems = ("mtp.",) if names.project.startswith("mtp.") else blocks
     stored = {
         name: tensor
         for name, tensor in tensors.items()
-        if (name.startswith((stem, block)) or name in around)
+        if (name.startswith((*stems, *blocks)) or name in around)
         and not name.startswith(others or ("\0",))
         and not name.endswith((*parts.family.ignored, "rotary_emb.inv_freq"))
     }
-    return Table(rows, network_shapes(parts.network), stored, None)
+    return Table(rows, network_shapes(parts.network, parts.count), stored, None)
 
 
 def _read(
@@ -142,10 +147,34 @@ def _read(
     del config
     parts = _parts(folder, tensors, target)
     last = target.model.num_taps - 1
-    source = MtpSource(parts.network, target.model.vocab_size, (last,))
+    source = parts.source(target.model.vocab_size, (last,))
     table = _table(parts, tensors)
     shares = ("embedding", "head")
-    return read_drafter(folder, Chain(source, NUM_DRAFTS), source, table, target, rules, shares)
+    proposer = Chain(source, max(NUM_DRAFTS, parts.count))
+    return read_drafter(folder, proposer, source, table, target, rules, shares)
+
+
+def with_switches(
+    drafter: PublishedDrafter,
+    feeds_normed: bool,
+    zeroes_first: bool,
+    head_tokens: int | None = None,
+) -> PublishedDrafter:
+    """Returns a drafter of chains over MTP layers with these switches of it and its network."""
+    source = drafter.source
+    assert isinstance(source, MtpSource | MtpLayersSource)
+    network = dataclasses.replace(
+        source.network, feeds_normed=feeds_normed, zeroes_first=zeroes_first
+    )
+    changed = dataclasses.replace(source, network=network, head_tokens=head_tokens)
+    proposer = Chain(changed, drafter.proposer.max_depth)
+    switched = {
+        "feeds_normed=False": not feeds_normed,
+        "zeroes_first=True": zeroes_first,
+        f"head_tokens={head_tokens}": head_tokens is not None,
+    }
+    name = " ".join([drafter.name, *(words for words, is_on in switched.items() if is_on)])
+    return dataclasses.replace(drafter, proposer=proposer, source=changed, name=name)
 
 
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
@@ -156,15 +185,16 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     table.check(folder)
     layers = parts.network.layers
     kind = f"{layers.num_experts} experts" if layers.is_sparse(0) else "an MLP"
+    many = "one decoder layer" if parts.count == 1 else f"{parts.count} decoder layers"
     return Description(
         method="multi-token prediction",
         packaging=parts.layout,
         taps=(),  # its last hidden state
-        num_drafts=NUM_DRAFTS,
+        num_drafts=max(NUM_DRAFTS, parts.count),
         shares=("embedding", "head"),
-        details=(f"one decoder layer with {kind}, hidden size {layers.hidden_size}",),
+        details=(f"{many} with {kind}, hidden size {layers.hidden_size}",),
         tensors=tuple(table.stored),
     )
 
 
-MTP_FORMAT = Format(_matches, _read, _describe, is_over(MtpSource), MTP_LAYOUTS)
+MTP_FORMAT = Format(_matches, _read, _describe, is_over(MtpSource, MtpLayersSource), MTP_LAYOUTS)

@@ -1,4 +1,4 @@
-"""The table of an MTP layer's tensors, by which it is read and written."""
+"""The table of the tensors of MTP layers, by which they are read and written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from specjax.files import rows_of
 from specjax.methods.mtp.network import MtpConfig, mtp_shapes
+from specjax.methods.mtp.several import part_name
 from specjax.methods.published import Tensors, dense_rows
 from specjax.models import Family, MtpNames, Tensor
 
@@ -18,9 +19,14 @@ _OWN = "model.layers.0."
 
 
 def network_rows(
-    c: MtpConfig, family: Family, names: MtpNames, layers: int, stored: Tensors | None = None
+    c: MtpConfig,
+    family: Family,
+    names: MtpNames,
+    layers: int,
+    stored: Tensors | None = None,
+    count: int = 1,
 ) -> list[Tensor]:
-    """Returns the table of the network's tensors, with names without a leading "model.".
+    """Returns the table of the tensors of all layers, with names without a leading "model.".
 
     Args:
       c: the configuration of the network.
@@ -28,8 +34,31 @@ def network_rows(
       names: of the layout.
       layers: the number of the target's layers.
       stored: the tensors in the files, which may spell those of the family in another way.
+      count: the number of MTP layers, which have the same form.
     """
-    block = names.name("block", layers, 0)
+    return [
+        row
+        for k in range(count)
+        for row in _rows(c, family, names, layers, stored, k, _path(k, count))
+    ]
+
+
+def _path(k: int, count: int) -> tuple[str, ...]:
+    """Returns where the parameters of layer k are."""
+    return ("network",) if count == 1 else ("network", part_name(k))
+
+
+def _rows(
+    c: MtpConfig,
+    family: Family,
+    names: MtpNames,
+    layers: int,
+    stored: Tensors | None,
+    k: int,
+    path: tuple[str, ...],
+) -> list[Tensor]:
+    """Returns the table of layer k, whose parameters are at `path`."""
+    block = names.name("block", layers, k)
     inner = {
         _OWN + name.removeprefix(block): tensor
         for name, tensor in (stored or {}).items()
@@ -40,23 +69,23 @@ def network_rows(
         if row.path[0] == "layer_0":
             name = block + row.name.removeprefix(_OWN)
             rows.append(
-                dataclasses.replace(row, name=name, path=("network", "layers_0", *row.path[1:]))
+                dataclasses.replace(row, name=name, path=(*path, "layers_0", *row.path[1:]))
             )
-    project = names.name("project", layers, 0).removesuffix(".weight")
-    rows += dense_rows(project, ("network", "project"))
+    project = names.name("project", layers, k).removesuffix(".weight")
+    rows += dense_rows(project, (*path, "project"))
     norms = ("embedding_norm", "hidden_norm", *["norm"] * c.has_norm)
     for part in norms:
-        rows.append(Tensor(names.name(part, layers, 0), ("network", part, "weight")))
+        rows.append(Tensor(names.name(part, layers, k), (*path, part, "weight")))
     return rows
 
 
-def network_shapes(c: MtpConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Returns the shape of each parameter of the network."""
-    return dict(_traced(c))
+def network_shapes(c: MtpConfig, count: int = 1) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Returns the shape of each parameter of `count` layers."""
+    return {(*_path(k, count), *path): shape for k in range(count) for path, shape in _traced(c)}
 
 
 @functools.lru_cache(maxsize=8)
 def _traced(c: MtpConfig) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
     """Traces the shapes, which takes a fraction of a second."""
     flat = cast(dict[tuple[str, ...], jax.Array], flatten_dict(mtp_shapes(c)))
-    return tuple((("network", *path), leaf.shape) for path, leaf in flat.items())
+    return tuple((path, leaf.shape) for path, leaf in flat.items())

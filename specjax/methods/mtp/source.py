@@ -10,9 +10,8 @@ from specjax._internal.checks import within
 from specjax.contract import Source
 from specjax.methods.eagle3 import Eagle3State, EagleParams, PairReading, PairSource, draft_logits
 from specjax.methods.mtp.network import MtpConfig
-from specjax.methods.published import PublishedDrafter, head_of
+from specjax.methods.published import head_of
 from specjax.models import Int8
-from specjax.proposers import Chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +40,14 @@ class MtpSource(PairSource[MtpConfig], Source[EagleParams, Eagle3State, PairRead
             within("head_tokens", self.head_tokens, 1, self.vocab_size, ", the target's tokens")
 
     def _logits(self, params: EagleParams, normed: Array) -> Array:
-        head, some = head_of(params), slice(self.head_tokens)
-        is_int8 = isinstance(head, Int8)
-        head = Int8(head.values[some], head.scale[some]) if is_int8 else head[:, some]
-        return draft_logits(normed, head, self.vocab_size)
+        return head_logits(params, normed, self.vocab_size, self.head_tokens)
 
 
-def with_switches(
-    drafter: PublishedDrafter,
-    feeds_normed: bool,
-    zeroes_first: bool,
-    head_tokens: int | None = None,
-) -> PublishedDrafter:
-    """Returns a drafter of chains over an `MtpSource` with these switches of it and its network."""
-    source = drafter.source
-    assert isinstance(source, MtpSource)
-    network = dataclasses.replace(
-        source.network, feeds_normed=feeds_normed, zeroes_first=zeroes_first
-    )
-    changed = dataclasses.replace(source, network=network, head_tokens=head_tokens)
-    proposer = Chain(changed, drafter.proposer.max_depth)
-    return dataclasses.replace(drafter, proposer=proposer, source=changed)
+def head_logits(
+    params: EagleParams, normed: Array, vocab_size: int, head_tokens: int | None
+) -> Array:
+    """Maps states [..., E] to float32 logits [..., V] of tokens with ids below `head_tokens`."""
+    head, some = head_of(params), slice(head_tokens)
+    is_int8 = isinstance(head, Int8)
+    head = Int8(head.values[some], head.scale[some]) if is_int8 else head[:, some]
+    return draft_logits(normed, head, vocab_size)

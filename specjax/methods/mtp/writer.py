@@ -9,7 +9,9 @@ import dataclasses
 import functools
 from typing import cast
 
+from specjax.methods.mtp.network import MtpConfig
 from specjax.methods.mtp.rows import network_rows, network_shapes
+from specjax.methods.mtp.several import MtpLayersSource
 from specjax.methods.mtp.source import MtpSource
 from specjax.methods.published import Export, Layout, PublishedDrafter
 from specjax.models import FAMILIES, MTP, LanguageModel, TransformerConfig, mtp_layers
@@ -17,8 +19,9 @@ from specjax.models import FAMILIES, MTP, LanguageModel, TransformerConfig, mtp_
 
 def _faults(drafter: PublishedDrafter, target: LanguageModel, layout: str) -> list[str]:
     """Lists the properties of a drafter that a layout cannot hold."""
-    own, names = cast(MtpSource, drafter.source).network, MTP[layout]
+    own, names = _network(drafter), MTP[layout]
     faults = {
+        "has several layers": _count(drafter) > 1 and "{" not in names.project,
         "reads the hidden state before the embedding": own.hidden_first != names.hidden_first,
         "has no norm before the head": own.has_norm != (names.norm is not None),
     }
@@ -30,15 +33,26 @@ def _faults(drafter: PublishedDrafter, target: LanguageModel, layout: str) -> li
 
 
 def _export(drafter: PublishedDrafter, target: LanguageModel, layout: str) -> Export:
-    own, names = cast(MtpSource, drafter.source).network, MTP[layout]
+    own, names, count = _network(drafter), MTP[layout], _count(drafter)
     config: TransformerConfig = target.model.module.config
     family = FAMILIES[config.family]
     rows = [
         row if row.name.startswith("mtp.") else dataclasses.replace(row, name=f"model.{row.name}")
-        for row in network_rows(own, family, names, config.num_layers)
+        for row in network_rows(own, family, names, config.num_layers, count=count)
     ]
     fields = {"architectures": [family.architecture], **family.write_config(config)}
-    return Export({**fields, names.field: 1}, rows, network_shapes(own), drafter.params, {})
+    shapes = network_shapes(own, count)
+    return Export({**fields, names.field: count}, rows, shapes, drafter.params, {})
+
+
+def _network(drafter: PublishedDrafter) -> MtpConfig:
+    return cast(MtpSource | MtpLayersSource, drafter.source).network
+
+
+def _count(drafter: PublishedDrafter) -> int:
+    """Returns the number of layers."""
+    source = drafter.source
+    return source.num_layers if isinstance(source, MtpLayersSource) else 1
 
 
 MTP_LAYOUTS = {

@@ -141,7 +141,7 @@ def mtp_layers(target: TransformerConfig, is_dense: bool = False) -> Transformer
         )
     sparse = [i for i in own if target.is_sparse(i)]
     one = target.keep([(own if is_dense or not sparse else sparse)[-1]])
-    one = dataclasses.replace(one, per_layer_size=0, tied_embeddings=False)
+    one = dataclasses.replace(one, per_layer_size=0, tied_embeddings=False, exact_states=False)
     if is_dense and target.num_experts:
         one = dataclasses.replace(one, num_experts=0, shared_size=0, shared_gate=False, sparse=())
     return one

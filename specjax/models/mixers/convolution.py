@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
+from flax import linen as nn
 from jax import Array
+
+from specjax.models.layers import named_param
+
+
+def convolve_each(
+    layer: nn.Module,
+    inputs: Mapping[str, Array],
+    columns: tuple[Array, ...],
+    size: int,
+    init_scale: float,
+    ancestors: Array | None,
+    bias: bool = False,
+) -> dict[str, Array]:
+    """Returns silu(convolution) of each input, with kernels that are parameters of `layer`.
+
+    Args:
+      layer: a compact module, in its `__call__`.
+      inputs: [B, N, C] each, by the names in those of the parameters.
+      columns: of each input, as for `convolve`.
+      size: K, the tokens that a convolution reads.
+      init_scale: of the kernels.
+      ancestors: as for `convolve`.
+      bias: whether a bias is added to a convolution.
+    """
+    out = {}
+    for (name, new), before in zip(inputs.items(), columns, strict=True):
+        init, channels = nn.initializers.normal(init_scale), new.shape[-1]
+        kernel = named_param(layer, f"conv_{name}", init, ("conv", "states"), (size, channels))
+        y = convolve(new, before, kernel, ancestors)
+        if bias:
+            zeros = nn.initializers.zeros_init()
+            y = y + named_param(layer, f"conv_{name}_bias", zeros, ("states",), (channels,))
+        out[name] = nn.silu(y)
+    return out
 
 
 def convolve(x: Array, columns: Array, kernel: Array, ancestors: Array | None = None) -> Array:

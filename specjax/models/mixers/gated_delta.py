@@ -15,12 +15,12 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax._internal.checks import flag, real, settle, whole
-from specjax.caches import LayerState, Staged
+from specjax.caches import LayerState
 from specjax.models.config import Mixer, TransformerConfig
 from specjax.models.layers import Dense, apart, named_param, residual_scale
 from specjax.models.mixers.attention import Rotations
-from specjax.models.mixers.convolution import convolve
-from specjax.models.mixers.outer_products import read
+from specjax.models.mixers.convolution import convolve_each
+from specjax.models.mixers.outer_products import stage_read
 
 _SMALL = 1e-6  # is added to the squared norm of queries and keys
 
@@ -90,18 +90,15 @@ class GatedDeltaNet(nn.Module):
             filled = nn.initializers.constant(init)
             return named_param(self, name, filled, (axis,), (size,)).astype(jnp.float32)
 
-        inputs = project("q", keys), project("k", keys), project("v", values)
-        mixed = []
-        for name, columns, new in zip("qkv", memory.columns, inputs, strict=True):
-            init = nn.initializers.normal(c.init_scale)
-            shape = (m.conv_size, new.shape[-1])
-            kernel = named_param(self, f"conv_{name}", init, ("conv", "states"), shape)
-            mixed.append(nn.silu(convolve(new, columns, kernel, visible)))
+        inputs = {
+            name: project(name, size) for name, size in (("q", keys), ("k", keys), ("v", values))
+        }
+        mixed = convolve_each(self, inputs, memory.columns, m.conv_size, c.init_scale, visible)
         query, key = (
-            unit(y.reshape(*y.shape[:2], m.key_heads, m.key_dim).astype(jnp.float32))
-            for y in mixed[:2]
+            unit(mixed[name].reshape(*x.shape[:2], m.key_heads, m.key_dim).astype(jnp.float32))
+            for name in "qk"
         )
-        value = mixed[2].reshape(*x.shape[:2], m.value_heads, m.value_dim)
+        value = mixed["v"].reshape(*x.shape[:2], m.value_heads, m.value_dim)
         beta = jax.nn.sigmoid(project("b", m.value_heads).astype(jnp.float32))
         beta = 2.0 * beta if m.negative else beta
         rate = jnp.exp(small("A_log", 0.0, m.value_heads))
@@ -109,10 +106,17 @@ class GatedDeltaNet(nn.Module):
             "dt_bias", 1.0, m.value_heads
         )
         gate = -rate * jax.nn.softplus(step)
-        state = memory.state
-        assert state is not None
-        out, updates, totals = read(state, query * m.key_dim**-0.5, key, value, gate, beta, visible)
-        staged = memory.stage(Staged(inputs, key, updates, totals))
+        out, staged = stage_read(
+            memory,
+            tuple(inputs.values()),
+            query * m.key_dim**-0.5,
+            key,
+            value,
+            gate,
+            beta,
+            visible,
+            c.exact_states,
+        )
         z = apart(project("z", values)).reshape(out.shape).astype(jnp.float32)
         eps = c.norm_eps if m.norm_eps is None else m.norm_eps
         out = out * jax.lax.rsqrt(jnp.mean(out * out, axis=-1, keepdims=True) + eps)

@@ -17,13 +17,13 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax._internal.checks import whole
-from specjax.caches import LayerState, Staged
+from specjax.caches import LayerState
 from specjax.models.config import Mixer, TransformerConfig
 from specjax.models.layers import Dense, named_param, residual_scale
 from specjax.models.mixers.attention import Rotations
-from specjax.models.mixers.convolution import convolve
+from specjax.models.mixers.convolution import convolve_each
 from specjax.models.mixers.gated_delta import unit
-from specjax.models.mixers.outer_products import read
+from specjax.models.mixers.outer_products import stage_read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,25 +76,26 @@ class KimiDeltaNet(nn.Module):
             filled = nn.initializers.constant(start)
             return named_param(self, name, filled, (axis,), (size,)).astype(jnp.float32)
 
-        inputs = project("q", every), project("k", every), project("v", every)
-        mixed = []
-        for name, columns, new in zip("qkv", memory.columns, inputs, strict=True):
-            init = nn.initializers.normal(c.init_scale)
-            kernel = named_param(
-                self, f"conv_{name}", init, ("conv", "states"), (m.conv_size, every)
-            )
-            y = nn.silu(convolve(new, columns, kernel, visible))
-            mixed.append(y.reshape(heads).astype(jnp.float32))
-        query, key, value = unit(mixed[0]), unit(mixed[1]), mixed[2]
+        inputs = {name: project(name, every) for name in "qkv"}
+        mixed = convolve_each(self, inputs, memory.columns, m.conv_size, c.init_scale, visible)
+        query, key, value = (mixed[name].reshape(heads).astype(jnp.float32) for name in "qkv")
+        query, key = unit(query), unit(key)
         beta = jax.nn.sigmoid(project("b", m.heads).astype(jnp.float32))
         rate = jnp.exp(small("A_log", 0.0, m.heads))[:, None]
         step = (narrowed("f") + small("dt_bias", 1.0, every)).reshape(heads)
         gate = -rate * jax.nn.softplus(step)
-        state = memory.state
-        assert state is not None
         scale = m.head_dim**-0.5
-        out, updates, totals = read(state, query * scale, key, value, gate, beta, visible)
-        staged = memory.stage(Staged(inputs, key, updates, totals))
+        out, staged = stage_read(
+            memory,
+            tuple(inputs.values()),
+            query * scale,
+            key,
+            value,
+            gate,
+            beta,
+            visible,
+            c.exact_states,
+        )
         out = out * jax.lax.rsqrt(jnp.mean(out * out, axis=-1, keepdims=True) + c.norm_eps)
         out = small("norm", 1.0, m.head_dim, "value_dim") * out
         out = out * jax.nn.sigmoid(narrowed("g").reshape(heads))

@@ -21,12 +21,12 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax._internal.checks import chosen, flag, real, settle, typed, whole
-from specjax.caches import LayerState, Staged
+from specjax.caches import LayerState
 from specjax.models.config import Beside, Mixer, TransformerConfig
 from specjax.models.layers import Dense, named_param, residual_scale, scaled
 from specjax.models.mixers.attention import Rotations
-from specjax.models.mixers.convolution import convolve
-from specjax.models.mixers.outer_products import read
+from specjax.models.mixers.convolution import convolve_each
+from specjax.models.mixers.outer_products import stage_read
 
 NORMS = (None, "after_gate", "before_gate")
 """The output before its projection: y silu(z), norm(y silu(z)), or norm(y) silu(z)."""
@@ -119,7 +119,6 @@ class Mamba2Layer(nn.Module):
         del rotations
         c, m = self.config, self.mixer
         memory = m.state(len(x), x.dtype) if memory is None else memory
-        zeros, init = nn.initializers.zeros_init(), nn.initializers.normal(c.init_scale)
         x = scaled(x, m.scales.input)
 
         def project(name: str, features: int) -> Array:
@@ -132,14 +131,10 @@ class Mamba2Layer(nn.Module):
             return named_param(self, name, filled, ("states",), (size,)).astype(jnp.float32)
 
         inputs = {name: project(name, size) for name, size in m.convolved.items()}
-        mixed = {}
-        for (name, new), columns in zip(inputs.items(), memory.columns, strict=True):
-            size = (m.conv_size, new.shape[-1])
-            kernel = named_param(self, f"conv_{name}", init, ("conv", "states"), size)
-            y = convolve(new, columns, kernel, visible)
-            if m.conv_bias:
-                y = y + named_param(self, f"conv_{name}_bias", zeros, ("states",), size[1:])
-            mixed[name] = nn.silu(y).astype(jnp.float32)
+        mixed = convolve_each(
+            self, inputs, memory.columns, m.conv_size, c.init_scale, visible, m.conv_bias
+        )
+        mixed = {name: y.astype(jnp.float32) for name, y in mixed.items()}
         key, query = (
             mixed[name].reshape(*x.shape[:2], m.groups, m.state_dim) for name in ("b", "c")
         )
@@ -147,12 +142,10 @@ class Mamba2Layer(nn.Module):
         step = project("dt", m.heads).astype(jnp.float32) + small("dt_bias", 1.0, m.heads)
         step = jax.nn.softplus(step)
         gate = -jnp.exp(small("A_log", 0.0, m.heads)) * step
-        state = memory.state
-        assert state is not None
-        out, updates, totals = read(
-            state, query, key, step[..., None] * value, gate, ancestors=visible
+        columns, added = tuple(inputs.values()), step[..., None] * value
+        out, staged = stage_read(
+            memory, columns, query, key, added, gate, None, visible, c.exact_states
         )
-        staged = memory.stage(Staged(tuple(inputs.values()), key, updates, totals))
         out = out + small("D", 1.0, m.heads)[:, None] * value
         out = out.reshape(*x.shape[:2], m.size)
         z = nn.silu(project("z", m.size).astype(jnp.float32))

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.caches import advanced
+from specjax.caches import LayerState, Staged, advanced, decayed, replayed, with_node
 
 BLOCK = 64
 """Tokens of a text whose system is solved at once; the state is carried from block to block."""
@@ -68,6 +68,94 @@ def read(
         total = _totals(gate, ancestors)
         return *_solved(state, query, key, value, total, beta, ancestors), total
     return *_in_blocks(state, query, key, value, gate, beta), _totals(gate, None)
+
+
+def read_in_turn(
+    state: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    gate: Array,
+    beta: Array | None = None,
+    ancestors: Array | None = None,
+) -> tuple[Array, Array]:
+    """Computes `read` by the recurrence, one node after the other.
+
+    Before each node the state is built anew from the committed one, by the operations with which
+    `caches.layer_state.replayed` commits.  So a node gives the same bits at any place of any tree,
+    and no state is kept for it; N nodes cost N^2 updates of a state.  A text longer than `BLOCK` is
+    read in N updates.
+
+    Returns:
+      The outputs [B, N, H, Dv] and the updates, as `read`.
+    """
+    heads = state.shape[1]
+    query, key, value, gate = (x.astype(jnp.float32) for x in (query, key, value, gate))
+    query, key = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (query, key))
+    betas = jnp.ones(gate.shape[:3], jnp.float32) if beta is None else beta.astype(jnp.float32)
+    nodes = tuple(x.swapaxes(0, 1) for x in (query, key, value, gate, betas))
+
+    def one(before: Array, node: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+        """Returns the state after a node, its output and its update."""
+        query, key, update, gate, rate = node
+        if beta is not None:
+            seen = _einsum("bhk,bhkv->bhv", key, decayed(before, gate))
+            update = rate[..., None] * (update - seen)
+        after = with_node(before, key, update, gate)
+        return after, _einsum("bhk,bhkv->bhv", query, after), update
+
+    def turn(state: Array, node: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        state, out, update = one(state, node)
+        return state, (out, update)
+
+    width = key.shape[1]
+    if ancestors is None and width > BLOCK:
+        made = jax.lax.scan(turn, state, nodes)[1]
+        return made[0].swapaxes(0, 1), made[1].swapaxes(0, 1)
+    if ancestors is None:
+        ancestors = jnp.tril(jnp.ones((1, width, width), bool))
+    strict = ancestors & ~jnp.eye(width, dtype=bool)
+
+    def anew(updates: Array, node: tuple[Array, ...]) -> tuple[Array, Array]:
+        at, kept, *own = node
+        _, out, update = one(replayed(state, key, updates, gate, kept), tuple(own))
+        return updates.at[:, at].set(update), out
+
+    inputs = jnp.arange(width), strict.swapaxes(0, 1), *nodes
+    updates, outputs = jax.lax.scan(anew, jnp.zeros_like(value), inputs)
+    return outputs.swapaxes(0, 1), updates
+
+
+def stage_read(
+    memory: LayerState,
+    inputs: tuple[Array, ...],
+    query: Array,
+    key: Array,
+    value: Array,
+    gate: Array,
+    beta: Array | None,
+    ancestors: Array | None,
+    in_turn: bool,
+) -> tuple[Array, LayerState]:
+    """Reads N nodes after a layer's state, and stages them.
+
+    Args:
+      memory: of the layer.
+      inputs: of its convolutions.
+      query, key, value, gate, beta, ancestors: as for `read`.
+      in_turn: read them by `read_in_turn`.
+
+    Returns:
+      The outputs [B, N, H, Dv], and the memory.
+    """
+    state = memory.state
+    assert state is not None
+    if in_turn:
+        out, updates = read_in_turn(state, query, key, value, gate, beta, ancestors)
+        key, gate = key.astype(jnp.float32), gate.astype(jnp.float32)
+        return out, memory.stage(Staged(inputs, key, updates, gates=gate))
+    out, updates, totals = read(state, query, key, value, gate, beta, ancestors)
+    return out, memory.stage(Staged(inputs, key, updates, totals))
 
 
 def _totals(gate: Array, ancestors: Array | None) -> Array:

@@ -207,8 +207,10 @@ def initial_params(
     assert folder is not None
     loaded = load_drafter(folder, target, rules=TRAINING_RULES)
     if not isinstance(loaded, PublishedDrafter) or type(loaded.source) is not type(mine.source):
+        theirs = loaded.source if isinstance(loaded, PublishedDrafter) else loaded
         raise ValueError(
-            f"--initial {folder} is not a drafter of --kind {options.kind}: pass another "
+            f"--initial {folder} is not a drafter of --kind {options.kind}, which has a "
+            f"{type(mine.source).__name__} and not a {type(theirs).__name__}: pass another "
             "folder, or its kind"
         )
     faults = _differences(loaded.source, mine.source)

@@ -1,0 +1,55 @@
+"""Where a command keeps its compiled programs."""
+
+import os
+import stat
+
+import pytest
+
+from specjax.options import compiled
+from specjax.options.compiled import keep_compiled
+
+
+def test_a_folder_of_the_users_cache(tmp_path):
+    """It is the user's own, and JAX is told of it."""
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    folder = keep_compiled(environ)
+    assert folder is not None and folder.parent == tmp_path / "specjax" / "programs"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
+    assert folder == keep_compiled({"XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_another_processor_has_another_folder(tmp_path, monkeypatch):
+    before = keep_compiled({"XDG_CACHE_HOME": str(tmp_path)})
+    monkeypatch.setattr(compiled.platform, "machine", lambda: "another")
+    assert keep_compiled({"XDG_CACHE_HOME": str(tmp_path)}) != before
+
+
+@pytest.mark.parametrize("chosen", ["", "/somewhere"])
+def test_a_users_setting_stands(tmp_path, chosen):
+    environ = {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": chosen}
+    before = dict(environ)
+    assert keep_compiled(environ) is None
+    assert environ == before and not list(tmp_path.iterdir())
+
+
+def test_without_a_place_to_write_nothing_is_kept(tmp_path):
+    (tmp_path / "specjax").write_text("a file")
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert keep_compiled(environ) is None
+    assert "JAX_COMPILATION_CACHE_DIR" not in environ
+
+
+def test_the_oldest_go(tmp_path, monkeypatch):
+    """Down to three quarters of the limit, those of other versions too."""
+    monkeypatch.setattr(compiled, "MOST_BYTES", 100)
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    folder = keep_compiled(dict(environ))
+    other = folder.parent / "jaxlib-0"
+    other.mkdir()
+    files = [other / "a", folder / "b", folder / "c", folder / "d"]
+    for age, file in enumerate(files):
+        file.write_bytes(bytes(30))
+        os.utime(file, (age, age))
+    keep_compiled(dict(environ))
+    assert [file.exists() for file in files] == [False, False, True, True]
