@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         NoProposer,
         StaticTree,
     )
+    from specjax.rounding import quantise_folder
     from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
     from specjax.sampling import Sampling, make_key, warp
     from specjax.text import Translation, translate
@@ -169,6 +170,7 @@ __all__ = [
     "make_key",
     "make_mesh",
     "quantise",
+    "quantise_folder",
     "save",
     "save_datastore",
     "save_drafter",

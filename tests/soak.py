@@ -39,7 +39,7 @@ from specjax.decoding.prefill import _begin, _read_prompts
 TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
 PROPOSERS = (
     "draft", "ngram", "tree", "bank", "first-of", "early-exit", "dynamic-tree", "medusa",
-    "self-int8",
+    "self-int8", "self-int4",
 )  # fmt: skip
 RULES = ("match", "rejection", "block", "typical", "threshold")
 KEEP = 64
@@ -90,7 +90,7 @@ def structure(seed: int, number: int) -> Structure:
     """The structure of this number; the first ones have every proposer."""
     drawn = np.random.default_rng((seed, number, 0))
     proposer = PROPOSERS[number % len(PROPOSERS)]
-    chain = proposer in ("draft", "ngram", "early-exit", "first-of", "self-int8")
+    chain = proposer in ("draft", "ngram", "early-exit", "first-of", "self-int8", "self-int4")
     rules = [rule for rule in RULES if chain or rule != "block"]
     return Structure(
         proposer,
@@ -152,7 +152,7 @@ def call_of(models: Models, seed: int, structures: int) -> Drawn:
         how |= {"drafter": models.bank, "adapter": drawn.choice(names, form.rows).tolist()}
     else:
         how |= {"proposer": form.proposer, "num_drafts": form.depth}
-    if form.proposer not in ("draft", "ngram", "early-exit", "self-int8"):
+    if form.proposer not in ("draft", "ngram", "early-exit", "self-int8", "self-int4"):
         how["num_drafts"] = drawn.integers(1, 4, form.rows).tolist()
     del target
     return form, prompts, options, how

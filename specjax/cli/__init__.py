@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "describe a published drafter from its configuration and headers, without weights",
     "tune": "measure what drafts cost and gain, and write a plan that generate starts from",
     "datastore": "build a datastore of texts for the proposer datastore, or describe one",
+    "quantise": "write a model's folder with its matrices in 4 or 8 bits, and compare both",
     "serve": "serve OpenAI's and LoRAX's API over HTTP; a text does not depend on load",
     "train": "train drafts and heads, and measure",
 }

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import math
 import pathlib
+from typing import Any
 
 import jax
 
 from specjax.drafters import open_drafter
 from specjax.files import (
     CONFIG,
+    file_of,
     find_folder,
     forms,
     open_tensors,
@@ -19,6 +21,7 @@ from specjax.files import (
     read_json,
     read_scheme,
     refuse_weights,
+    tensors_of,
     weight_files,
 )
 from specjax.methods import METHODS
@@ -53,13 +56,18 @@ class InspectOptions(Options):
 def main(prog: str, argv: list[str]) -> None:
     arguments = parse(InspectOptions, argv, prog=prog)
     folder = find_folder(arguments.folder)
+    if file_of(folder) is not None:
+        _describe_packed(folder, arguments)
+        return
+    packed = read_scheme(folder, read_json(folder / CONFIG)) is not None
     try:
         name, config, tensors = open_drafter(folder)
     except ValueError:
-        if read_scheme(folder, read_json(folder / CONFIG)) is None:
+        if not packed:
             raise
         _describe_packed(folder, arguments)  # it is no drafter
         return
+    of_target = _packed(folder) if packed and name == "mtp" else None
     target = None if arguments.target is None else _abstract(arguments.target)
     found = METHODS[name].format.describe(config, tensors, target)
     if found.tensors is not None:
@@ -79,6 +87,8 @@ def main(prog: str, argv: list[str]) -> None:
         "dtypes": sorted({tensor.kind for tensor in weights}),
         "details": list(found.details),
     }
+    if of_target is not None:
+        facts["packed"] = of_target[0]
     if arguments.json:
         print(json.dumps(facts))
         return
@@ -102,6 +112,8 @@ def main(prog: str, argv: list[str]) -> None:
     ]
     if target is not None:
         rows.append(("fits", f"{target.name} in its sizes"))
+    if of_target is not None:
+        rows += of_target[1]
     for label, text in rows:
         print(f"  {label:<22}{text}")
 
@@ -112,34 +124,45 @@ def _describe_packed(folder: pathlib.Path, arguments: InspectOptions) -> None:
         raise ValueError(
             f"{folder} has packed weights, so it is no drafter; leave out --target {folder.name}"
         )
-    config, _, ours = read_config(folder)
-    scheme = read_scheme(folder, config)
-    assert scheme is not None
-    held, faults = open_tensors(weight_files(folder))
-    opened, more = scheme.open(held)
-    refuse_weights(folder, faults + more)
-    found = forms(opened)
-    facts = {
-        "model_type": ours.family,
-        "method": scheme.method,
-        "formats": found,
-        "plain": len(opened) - sum(found.values()),
-        "parameters": sum(math.prod(tensor.shape) for tensor in opened.values()),
-        "bytes": sum(
-            math.prod(tensor.shape) * _BYTES.get(tensor.kind, 1) for tensor in held.values()
-        ),
-    }
+    facts, rows = _packed(folder)
     if arguments.json:
         print(json.dumps(facts))
         return
+    for label, text in rows:
+        print(f"  {label:<22}{text}")
+
+
+def _packed(folder: pathlib.Path) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Returns the formats of a target with packed weights, as facts and as lines."""
+    config, _, ours = read_config(folder)
+    file = file_of(folder)
+    if file is not None:
+        method, (opened, faults) = "GGUF", tensors_of(file)
+        size = file.stat().st_size
+    else:
+        scheme = read_scheme(folder, config)
+        assert scheme is not None
+        held, faults = open_tensors(weight_files(folder))
+        opened, more = scheme.open(held)
+        method, faults = scheme.method, faults + more
+        size = sum(math.prod(t.shape) * _BYTES.get(t.kind, 1) for t in held.values())
+    refuse_weights(folder, faults)
+    found = forms(opened)
+    facts = {
+        "model_type": ours.family,
+        "method": method,
+        "formats": found,
+        "plain": len(opened) - sum(found.values()),
+        "parameters": sum(math.prod(tensor.shape) for tensor in opened.values()),
+        "bytes": size,
+    }
     packed = ", ".join(f"{many} matrices in {form}" for form, many in found.items())
     rows = [
         ("model", f"{ours.family}, {ours.num_layers} layers"),
-        ("quantisation", f"{scheme.method}: {packed}; {facts['plain']} plain tensors"),
+        ("quantisation", f"{method}: {packed}; {facts['plain']} plain tensors"),
         ("size", f"{facts['parameters']:,} parameters, {facts['bytes']:,} bytes"),
     ]
-    for label, text in rows:
-        print(f"  {label:<22}{text}")
+    return facts, rows
 
 
 def _abstract(path: str) -> LanguageModel:

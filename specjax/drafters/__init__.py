@@ -7,7 +7,7 @@ from specjax._internal.lazily import lazily
 if TYPE_CHECKING:
     from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, automatic, widths_of
     from specjax.drafters.arranging import CHAIN, arrange, as_chain
-    from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
+    from specjax.drafters.by_name import NUMBERS, SELF, SHAPES, drafter_by_name, own_drafter
     from specjax.drafters.costs import cost_aware
     from specjax.drafters.folder import load_drafter, load_mtp, open_drafter, save_drafter
     from specjax.methods import (
@@ -32,6 +32,7 @@ __all__ = [
     "CHAIN",
     "NUMBERS",
     "PRIOR",
+    "SELF",
     "SHAPES",
     "Adapter",
     "AdaptiveDrafter",

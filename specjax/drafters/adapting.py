@@ -76,7 +76,7 @@ def automatic(
 
     Args:
       target, draft: loaded models.
-      dtype: "int8" quantises the draft.
+      dtype: "int8" or "int4" rounds the weights of the draft.
       num_drafts: the greatest depth of the drafts.
 
     Raises:

@@ -22,6 +22,9 @@ from specjax.proposers import Chain, DynamicTree, Forced, NGram, NoProposer, Sta
 SHAPES = {"draft": Chain, "universal": Chain, "tree": StaticTree, "dynamic-tree": DynamicTree}
 """The shapes of the proposers that need a draft model, by name."""
 
+SELF = {"self-int8": "int8", "self-int4": "int4"}
+"""The proposers whose draft is the target itself, with the dtype of the draft's weights."""
+
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "auto": ("num_drafts",),
     "none": (),
@@ -33,6 +36,8 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "first-of": ("num_drafts", "confidence_threshold"),
     "ngram": ("num_drafts", "max_ngram", "min_ngram"),
     "forced": ("num_drafts",),
+    "self-int8": ("num_drafts", "confidence_threshold"),
+    "self-int4": ("num_drafts", "confidence_threshold"),
     "mtp": ("num_drafts",),
     "medusa": (),
     "datastore": (),
@@ -57,9 +62,9 @@ def drafter_by_name(
     """Makes a proposer with its weights, by name.
 
     Args:
-      name: a key of `PROPOSERS`, "auto", "mtp", "self-int8", or "module:Name".
+      name: a key of `PROPOSERS`, "auto", "mtp", a key of `SELF`, or "module:Name".
       target, draft: loaded models.
-      dtype: "int8" quantises the draft.
+      dtype: "int8" or "int4" rounds the weights of the draft.
       **numbers: settings of the proposer, as in `NUMBERS`; other settings are ignored.
 
     Raises:
@@ -75,10 +80,10 @@ def drafter_by_name(
     if ":" in name:
         return own_drafter(name, target, draft)
     asks_draft = name in SHAPES or name == "first-of"
-    known = ", ".join(["auto", *sorted({*PROPOSERS, "mtp"}), "self-int8"])
+    known = ", ".join(["auto", *sorted({*PROPOSERS, "mtp"}), *SELF])
     settle(
         (
-            name not in ("auto", "mtp", "self-int8", *PROPOSERS),
+            name not in ("auto", "mtp", *SELF, *PROPOSERS),
             f"proposer={name!r} is not a proposer; pass one of {known}, or module:Name for one "
             "of your own",
         ),
@@ -92,8 +97,8 @@ def drafter_by_name(
             f"proposer={name!r} uses no draft model: pass either draft= or proposer=, not both",
         ),
     )
-    if name == "self-int8":
-        return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
+    if name in SELF:
+        return make_drafter(target, target, dtype=SELF[name], **_settings(name, numbers))
     if name == "mtp":
         return arrange(mtp_of(target), **_settings(name, numbers))
     if name == "auto":

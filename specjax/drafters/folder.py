@@ -61,7 +61,8 @@ def load_drafter(
     """Reads a published drafter for `target`, in the dtype of the target's weights.
 
     If the target is on a mesh, the drafter is split over it; Medusa heads are replicated.  The
-    format is recognised by the names of the tensors: see `specjax.methods.METHODS`.
+    format is recognised by the names of the tensors: see `specjax.methods.METHODS`.  Packed
+    matrices are dequantised.
 
     Args:
       path: a folder with `config.json` and safetensors, or `org/name` on the Hugging Face Hub.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         replacing,
         weight_files,
     )
+    from specjax.files.gguf import file_of, tensors_of
     from specjax.files.headers import (
         KINDS,
         WHOLE,
@@ -30,8 +31,26 @@ if TYPE_CHECKING:
         read_header,
     )
     from specjax.files.hub import MEDUSA_WEIGHTS, TOKENIZER, find_folder
-    from specjax.files.packed import forms, read_scheme
-    from specjax.files.tensors import all_finite, read_rows, row_faults, rows_of, write_rows
+    from specjax.files.packed import (
+        Packed,
+        Scales,
+        check_rounded_shards,
+        forms,
+        group_for,
+        read_scheme,
+        refuse_shards,
+        rounded,
+        rounded_leaf,
+        scales_for,
+    )
+    from specjax.files.tensors import (
+        all_finite,
+        read_rows,
+        rounded_rows,
+        row_faults,
+        rows_of,
+        write_rows,
+    )
     from specjax.files.tokenizer import read_tokenizer
 
 __getattr__ = lazily(__name__, __file__)
@@ -45,12 +64,17 @@ __all__ = [
     "TOKENIZER",
     "WHOLE",
     "Outline",
+    "Packed",
+    "Scales",
     "Stored",
     "all_finite",
     "check_dtype",
     "check_links",
+    "check_rounded_shards",
+    "file_of",
     "find_folder",
     "forms",
+    "group_for",
     "headers_once",
     "listed",
     "load",
@@ -65,11 +89,17 @@ __all__ = [
     "read_tokenizer",
     "refuse_pickled",
     "refuse_quantised",
+    "refuse_shards",
     "refuse_weights",
     "replacing",
+    "rounded",
+    "rounded_leaf",
+    "rounded_rows",
     "row_faults",
     "rows_of",
     "save",
+    "scales_for",
+    "tensors_of",
     "weight_files",
     "write_rows",
 ]

@@ -36,10 +36,11 @@ from specjax.files.folder import (
     replacing,
     weight_files,
 )
+from specjax.files.gguf import file_of
 from specjax.files.headers import headers_once, open_tensors
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
-from specjax.files.packed import Scheme, read_scheme, unquantised
+from specjax.files.packed import Scheme, described, quantisation_of, read_scheme, unquantised
 from specjax.files.tensors import read_params, write_params
 from specjax.files.tokenizer import find_tokenizer
 from specjax.models import (
@@ -95,9 +96,10 @@ def load(
     """Reads a model.
 
     Args:
-      path: a folder with `config.json` and `model.safetensors` (or an index of shards), or
-        `org/name` on the Hugging Face Hub, which is downloaded into the Hub's cache unless
-        `HF_HUB_OFFLINE` is set.  Loading a folder never uses the network.
+      path: a folder with `config.json` and `model.safetensors` (or an index of shards); or a GGUF
+        file, or a folder of one, with its `tokenizer.json` beside it; or `org/name` on the Hugging
+        Face Hub, which is downloaded into the Hub's cache unless `HF_HUB_OFFLINE` is set.  Loading
+        a folder never uses the network.
       dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
         default on other devices) or float16.  With "int4" the matrices of linear maps are rounded
         to 4 bits in groups of 128 inputs (64 or 32 if these do not divide), and the rest has the
@@ -218,21 +220,26 @@ def read_outline(path: str | os.PathLike[str]) -> Outline:
 
 def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | None) -> Outline:
     config, family, ours = read_config(folder)
-    words = folder
+    home = folder if folder.is_dir() else folder.parent  # a tokenizer lies beside a GGUF file
+    words = home
     if lora is not None and (lora.folder / "tokenizer.json").exists():
         words = lora.folder
-    places = {CONFIG: folder, _GENERATION: folder, **dict.fromkeys(TOKENIZER, words)}
+    places = {CONFIG: home, _GENERATION: home, **dict.fromkeys(TOKENIZER, words)}
     files = {
         name: read_bytes(place / name) for name, place in places.items() if (place / name).exists()
     }
-    if json.loads(files[CONFIG]) != config:  # a tied flag that the weights contradict
+    # The flag of a tied matrix may differ, and a GGUF file has fields of its own.
+    if file_of(folder) is not None or json.loads(files[CONFIG]) != config:
         files[CONFIG] = _json(config)
-    generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
+    generation = read_json(home / _GENERATION) if _GENERATION in files else {}
     eos, defaults = _eos(folder, generation, text_config(config)), _defaults(folder, generation)
     tokenizer = find_tokenizer(words, ours.vocab_size)
-    name = folder.name if pathlib.Path(path).is_dir() else str(path)
+    name = folder.name if pathlib.Path(path).exists() else str(path)
     name = name if lora is None else f"{name} with {lora.folder.name}"
     mtp, scheme = _count_mtp(folder, ours.num_layers), read_scheme(folder, config)
+    fields, where = described(folder, config)
+    if scheme is not None and where != CONFIG:  # `save` writes one file
+        files[CONFIG] = _json({**config, "quantization_config": fields})
     return Outline(ours, family, tokenizer, eos, name, defaults, files, mtp, folder, scheme)
 
 
@@ -266,7 +273,8 @@ def save(
     several processes only the first writes, but all must call.
 
     Packed whole numbers (int8, int4, AWQ, GPTQ) are written as compressed-tensors' pack-quantized,
-    with the same numbers.
+    with the same numbers.  FP8 and FP4 are written as they were read, but for the scales of
+    activations, which `load` does not read.
 
     Args:
       model: its model is a `Transformer`.
@@ -276,7 +284,8 @@ def save(
 
     Raises:
       ValueError: the model is not a `Transformer`, the dtype is not supported, or the weights are
-        packed in FP8 or FP4, or in fused tensors of experts: load it with `dequantise=True`.
+        packed whole numbers in fused tensors of experts, or with a least number for each group
+        (GGUF's Q4_K): load it with `dequantise=True`.
 
     Example:
       >>> model = specjax.load(specjax.shipped("tiny/target"), layers=[0])
@@ -292,6 +301,7 @@ def save(
         )
     dtype = None if dtype is None else check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
+    described_as = quantisation_of(json.loads(model.files.get(CONFIG, b"{}")))
     files = {name: model.files[name] for name in TOKENIZER if name in model.files}
     if model.tokenizer is not None and "tokenizer.json" not in files:
         files["tokenizer.json"] = model.tokenizer.to_str(pretty=True).encode()
@@ -299,10 +309,12 @@ def save(
             "tokenizer_config.json", _json({"tokenizer_class": "PreTrainedTokenizerFast"})
         )
     if not leader():
-        write_params(folder / SINGLE, family, module.config, model.params, dtype)
+        write_params(folder / SINGLE, family, module.config, model.params, dtype, described_as)
         return
     with replacing(folder, _FILES) as new:
-        written, packed = write_params(new / SINGLE, family, module.config, model.params, dtype)
+        written, packed = write_params(
+            new / SINGLE, family, module.config, model.params, dtype, described_as
+        )
         files |= _configs(model, family, written.name, packed)
         for name, content in files.items():
             (new / name).write_bytes(content)

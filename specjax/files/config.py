@@ -21,6 +21,7 @@ from specjax.files.folder import (
     read_json,
     weight_files,
 )
+from specjax.files.gguf import configuration_of, file_of
 from specjax.files.headers import equal, open_tensors
 from specjax.files.packed import read_scheme
 from specjax.files.tensors import rows_of
@@ -30,6 +31,8 @@ from specjax.models import FAMILIES, NESTED, Config, Family, TransformerConfig, 
 def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig]:
     """Returns a folder's `config.json`, its family, and the family's reading of it.
 
+    The fields of a GGUF file, or of one in the folder, take the place of `config.json`.
+
     Where the file says that the output matrix is the embedding, and the weights hold another output
     matrix, the weights count, as in transformers: there is a warning, and `tie_word_embeddings` is
     false in the result.
@@ -37,15 +40,20 @@ def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig
     Raises:
       ValueError: a field is missing, or its value is not supported.
     """
-    file = folder / CONFIG
-    config = read_json(file)
+    packed = file_of(folder)
+    file = folder / CONFIG if packed is None else packed
+    config = read_json(file) if packed is None else configuration_of(packed)
     family = _family(folder, config)
     with named(file):
         check_fields(config)
         kind = config["model_type"]
         with reworded(f"{file} lacks ", f", which a {kind} model needs", (KeyError,)):
             ours = family.read_config(config)
-    if ours.tied_embeddings and (head := _head_of_its_own(folder, family, ours)) is not None:
+    if (
+        packed is None
+        and ours.tied_embeddings
+        and (head := _head_of_its_own(folder, family, ours)) is not None
+    ):
         warnings.warn(
             f"{file} says that the output matrix is the embedding (tie_word_embeddings), and the "
             f"weights hold another {head}: it is read as a matrix of its own. Set "

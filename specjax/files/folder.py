@@ -32,7 +32,7 @@ Python may need 30 bytes for a byte of it.
 """
 
 _LISTED = 30  # lines of one message
-_LINKED = (".json", ".safetensors", ".jinja")
+_LINKED = (".json", ".safetensors", ".jinja", ".gguf")
 
 
 @contextlib.contextmanager

@@ -28,6 +28,12 @@ WHOLE = {name: np.dtype(code) for name, code in
          {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "u1"}.items()}  # fmt: skip
 """The names of the dtypes that tables of whole numbers and flags can have."""
 
+FLOATS_OF_8_BITS = {
+    "F8_E4M3": jnp.dtype("float8_e4m3fn"),
+    "F8_E8M0": jnp.dtype("float8_e8m0fnu"),
+}
+"""The names of the dtypes of packed numbers and of scales."""
+
 _PIECE = 2**20  # numbers that are compared at once
 _LONGEST = 2**25  # bytes of a header; one for 10^5 tensors has about 10^7
 

@@ -31,8 +31,8 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
     """Returns the folder of a model.
 
     Args:
-      path: a folder, or `org/name` on the Hub.  The network is never used for a folder that exists,
-        or for a string that looks like a path.
+      path: a folder, a GGUF file, or `org/name` on the Hub.  The network is never used for a folder
+        that exists, or for a string that looks like a path.
       revision: a branch, tag or commit on the Hub; by default `main`.
 
     Raises:
@@ -41,13 +41,13 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise ValueError(f"path={shown(path)}; pass a folder, or org/name for a model of the Hub")
     folder = pathlib.Path(path)
-    if folder.is_dir():
+    if folder.is_dir() or (folder.suffix == ".gguf" and folder.is_file()):
         if revision is not None:
             raise ValueError(
-                f"revision={revision!r} is for models of the Hub, and {folder} is a folder here: "
-                "drop it"
+                f"revision={revision!r} is for models of the Hub, and {folder} is here: drop it"
             )
-        check_links(folder)
+        if folder.is_dir():
+            check_links(folder)
         return folder
     if not isinstance(path, str) or not _is_name(path):
         raise FileNotFoundError(

@@ -26,14 +26,15 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from specjax.files.folder import listed, refuse_weights, weight_files
-from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
+from specjax.files.gguf import file_of, tensors_of
+from specjax.files.headers import FLOATS_OF_8_BITS, KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
 from specjax.files.packed import (
     Scheme,
     check_rounded_shards,
     check_shards,
     held_bytes,
-    may_be_packed,
+    may_be_rounded,
     packed_tables,
     read_leaf,
     refuse_shards,
@@ -81,7 +82,7 @@ def read_params(
     """Reads the parameters of `model`, in `dtype`.
 
     Args:
-      folder: with safetensors files.
+      folder: with safetensors files, or a GGUF file.
       family: gives the names of the tensors.
       model: a `Transformer`.
       dtype: to convert to.
@@ -100,7 +101,9 @@ def read_params(
         or dtype; or the devices have too little memory; or with every tensor that has NaN or
         infinities in `dtype` (each process reports those that it reads).
     """
-    stored, faults = open_tensors(weight_files(folder))
+    packed = file_of(folder)
+    stored, faults = open_tensors(weight_files(folder)) if packed is None else tensors_of(packed)
+    refuse_weights(folder, faults if packed is not None else [])
     if scheme is not None:
         stored, more = scheme.open(stored)
         refuse_weights(folder, faults + more)
@@ -198,10 +201,7 @@ def _read_leaves(
     to_round = {
         path
         for path, parts in grouped
-        if in_int4
-        and path not in kept_packed
-        and may_be_packed(path, parts, shapes[path])
-        and not {*path} & {"router", "shared_gate"}
+        if in_int4 and path not in kept_packed and may_be_rounded(path, parts, shapes[path])
     }
     cuts = []
     for path, parts in grouped:
@@ -276,10 +276,12 @@ def write_params(
     config: TransformerConfig,
     params: Weights,
     dtype: DTypeLike | None = None,
+    described: Config | None = None,
 ) -> tuple[np.dtype, Config | None]:
     """Writes the parameters of a model; as `write_rows`, by the table of a family.
 
-    Packed matrices are written as compressed-tensors, whatever the dtype of the others.
+    Packed matrices are written as `packed_tables` makes them, whatever the dtype of the others;
+    `described` is the configuration of the quantisation that they were read with.
 
     Returns:
       The dtype of the first row, and the configuration of the packed matrices, if there are some.
@@ -289,7 +291,7 @@ def write_params(
     """
     rows, leaves = family.tensors(config), _flat(params)
     by_name = _grouped(_as_held(rows, leaves), lambda row: row.name)
-    tables, quantisation = packed_tables(by_name, leaves)
+    tables, quantisation = packed_tables(by_name, leaves, described)
     packed = {path for path, leaf in leaves.items() if is_packed(leaf)}
     plain = [row for row in _as_held(rows, leaves) if row.path not in packed]
     return write_rows(file, plain, params, dtype, tables), quantisation
@@ -322,7 +324,7 @@ def write_rows(
     for name, parts in _grouped(_as_held(rows, leaves), lambda row: row.name).items():
         kind = jnp.dtype(dtype or leaves[parts[0].path].dtype)
         tensors[name] = (_stored_shape(parts[0], leaves[parts[0].path].shape), kind, parts)
-    names = {kind: name for name, kind in {**KINDS, **WHOLE}.items()}
+    names = {kind: name for name, kind in {**KINDS, **WHOLE, **FLOATS_OF_8_BITS}.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     # Wider dtypes first, so that all tensors are aligned.
@@ -347,6 +349,19 @@ def write_rows(
                 view[...] = (part.swapaxes(-1, -2) if row.transpose else part).reshape(view.shape)
             stream.write(tensor.reshape(-1).view(np.uint8).data)
     return tensors[rows[0].name][1]
+
+
+def rounded_rows(
+    family: Family, config: TransformerConfig, params: Weights
+) -> dict[_Path, list[Tensor]]:
+    """Returns the rows of the parameters that can be rounded to few bits, by their paths."""
+    leaves = _flat(params)
+    grouped = _grouped(_as_held(family.tensors(config), leaves), lambda row: row.path)
+    return {
+        path: rows
+        for path, rows in grouped.items()
+        if path in leaves and may_be_rounded(path, rows, leaves[path].shape)
+    }
 
 
 def rows_of(

@@ -36,8 +36,9 @@ def choose_drafter(
     on = None if draft is None else mesh_of(draft.params)
     settle(
         (
-            kind is not None and (draft is None or not isinstance(kind, str) or kind != "int8"),
-            f'draft_dtype={shown(kind)} {beside}; pass "int8" together with draft=',
+            kind is not None
+            and (draft is None or not isinstance(kind, str) or kind not in ("int8", "int4")),
+            f'draft_dtype={shown(kind)} {beside}; pass "int8" together with draft=, or "int4"',
         ),
         (
             on is not None and (mesh is None or not alike(on, mesh)),

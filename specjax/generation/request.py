@@ -52,14 +52,14 @@ class Request:
       draft: a smaller model that drafts a chain: what `load` returned, a folder, or "org/name".  A
         draft with another tokenizer proposes the tokens that both vocabularies contain, and a
         warning says once how many these are.
-      draft_dtype: "int8" quantises the draft's weights; the text stays the same.
+      draft_dtype: "int8" or "int4" rounds the draft's weights; the text stays the same.
       proposer: a proposer without weights of its own, such as `NGram()`; or its name, such as
-        "ngram" or "tree"; or "module:Name" for your own; or "self-int8", where the draft is the
-        target with its weights in int8.  "auto", the default, chooses in every step between plain
-        decoding, prompt lookup, and `draft` if there is one, by recent acceptance and by what steps
-        cost; the first call measures that.  With `drafter` and "auto", chains of that drafter take
-        the place of the draft.  With rules other than `match` the default is a chain
-        from `draft`, or plain decoding.
+        "ngram" or "tree"; or "module:Name" for your own; or "self-int8" or "self-int4", where
+        the draft is the target with its weights in int8 or int4.  "auto", the default, chooses in
+        every step between plain decoding, prompt lookup, and `draft` if there is one, by recent
+        acceptance and by what steps cost; the first call measures that.  With `drafter` and "auto",
+        chains of that drafter take the place of the draft.  With rules other than `match` the
+        default is a chain from `draft`, or plain decoding.
       speculative_config: drafter, draft, proposer and num_drafts in vLLM's form, such as
         {"method": "ngram", "num_speculative_tokens": 4}.
       documents: texts, or token-id lists, in which prompt lookup and the proposer `datastore` look
@@ -106,7 +106,7 @@ class Request:
     chat_template_kwargs: Mapping[str, object] | None = None
     drafter: Drafter | None = None
     draft: LanguageModel | str | None = None
-    draft_dtype: Literal["int8"] | None = None
+    draft_dtype: Literal["int8", "int4"] | None = None
     proposer: Proposer | Drafter | str | None = None
     speculative_config: Mapping[str, Any] | None = None
     documents: Documents | Sequence[Documents] | None = None
@@ -139,7 +139,7 @@ class Options(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, object] | None
     drafter: Drafter | None
     draft: LanguageModel | str | None
-    draft_dtype: Literal["int8"] | None
+    draft_dtype: Literal["int8", "int4"] | None
     proposer: Proposer | Drafter | str | None
     speculative_config: Mapping[str, Any] | None
     documents: Documents | Sequence[Documents] | None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
     from specjax.models.mixers import Attention, AttentionSizes, Latent, LatentAttention
+    from specjax.models.observed import Ran, run_layer
     from specjax.models.packed import Packed, holds_packed, is_packed
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
@@ -91,6 +92,7 @@ __all__ = [
     "Nested",
     "Norm",
     "Packed",
+    "Ran",
     "Rope",
     "Router",
     "Stacks",
@@ -126,6 +128,7 @@ __all__ = [
     "residual_scale",
     "rotate",
     "route",
+    "run_layer",
     "run_layers",
     "with_exact_states",
 ]

@@ -1,6 +1,6 @@
 """Matrices that stay packed on the device: codes of 4 or 8 bits with a scale for each group.
 
-    w[o, i] = (code[o, i] - zero[o, g]) * scale[o, g],   g = i // group
+    w[o, i] = (code[o, i] - zero[o, g]) * scale[o, g] - least[o, g],   g = i // group
 
 A code is a whole number, a number of e4m3 (FP8), or one of e2m1 (FP4).  A product widens the codes
 where it reads them.  On an accelerator XLA does so inside the fusion that multiplies, if the codes
@@ -54,7 +54,8 @@ class Packed(nn.meta.AxisMetadata):
         [..., out, in / 2] in uint8, with input 2i in the low half of byte i and 2i + 1 in the high.
       scales: [..., out, groups] in a float dtype, or in uint8: s stands for 2^(s - 127).
       zeros: [..., out, groups] of whole numbers, or None.
-      whole: [..., out, 1], a second factor of the scales, or None.
+      whole: [..., out, 1], a second factor of the scales, or its inverse, or None.
+      least: [..., out, groups] float32, is subtracted after the scale was applied, or None.
       order: [..., in]: input i of the codes is number order[i] of the activations; None: in order.
       offset: is subtracted from every code, besides its zero.
       inputs: of the matrix.
@@ -63,6 +64,8 @@ class Packed(nn.meta.AxisMetadata):
       pairs: two codes of 4 bits are a byte.
       in_groups: the codes lie in groups.
       turned: the module's matrix is [in, out].
+      rows: the outputs that share a scale in the file.
+      divided: `whole` is the inverse of the factor.
     """
 
     codes: Array
@@ -77,6 +80,9 @@ class Packed(nn.meta.AxisMetadata):
     pairs: bool = struct.field(pytree_node=False)
     in_groups: bool = struct.field(pytree_node=False)
     turned: bool = struct.field(pytree_node=False)
+    least: Array | None = None
+    rows: int = struct.field(pytree_node=False, default=1)
+    divided: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -220,15 +226,14 @@ def _fused(x: Array, packed: Packed, result: DTypeLike) -> Array:
 
 def _widened_groups(packed: Packed) -> Array:
     """Returns [..., groups, inputs of a group, out] in float32."""
-    scales = _scale(packed.scales, False)
-    if packed.whole is not None:
-        scales = scales * packed.whole
+    scales = _scales(packed, False)
     wide = _decoder(packed, False)(packed.codes)
     if packed.offset:
         wide = wide - packed.offset
     if packed.zeros is not None:
         wide = wide - packed.zeros.astype(jnp.float32)[..., None, :]
-    return wide * scales[..., None, :]
+    wide = wide * scales[..., None, :]
+    return wide if packed.least is None else wide - packed.least[..., None, :]
 
 
 def _in_tiles(x: Array, packed: Packed, rounded: DTypeLike, number: Array | None) -> Array:
@@ -271,9 +276,7 @@ def _multiplied(
 
 def _widened(packed: Packed, cpu: bool) -> tuple[Array, Array | None]:
     """Returns the matrix [..., out, in] in float32; or its even and its odd inputs."""
-    scales = _scale(packed.scales, cpu)
-    if packed.whole is not None:
-        scales = scales * packed.whole
+    scales = _scales(packed, cpu)
     group = packed.group // (2 if packed.pairs else 1)
 
     def scaled(codes: Array, decode: Callable[[Array], Array]) -> Array:
@@ -282,7 +285,8 @@ def _widened(packed: Packed, cpu: bool) -> tuple[Array, Array | None]:
             wide = wide - packed.offset
         if packed.zeros is not None:
             wide = wide - spread(packed.zeros.astype(jnp.float32), inputs)
-        return wide * spread(scales, inputs)
+        wide = wide * spread(scales, inputs)
+        return wide if packed.least is None else wide - spread(packed.least, inputs)
 
     def spread(each: Array, inputs: int) -> Array:
         """Returns [..., out, in] with the number of each input's group."""
@@ -304,6 +308,14 @@ def _decoder(packed: Packed, cpu: bool) -> Callable[[Array], Array]:
     if packed.codes.dtype == jnp.float8_e4m3fn and cpu:
         return _fp8
     return lambda codes: codes.astype(jnp.float32)
+
+
+def _scales(packed: Packed, cpu: bool) -> Array:
+    """Returns the scales of groups in float32."""
+    scales = _scale(packed.scales, cpu)
+    if packed.whole is None:
+        return scales
+    return scales * (1 / packed.whole if packed.divided else packed.whole)
 
 
 def _scale(scales: Array, cpu: bool) -> Array:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import specjax
 from specjax.contract import Rule
+from specjax.drafters import SELF
 from specjax.options.fields import Options, flag, option
 
 DRAFTERS = {"datastore": None, "drafter": "eagle3", "medusa": "medusa"}
@@ -16,7 +17,7 @@ DRAFTERS = {"datastore": None, "drafter": "eagle3", "medusa": "medusa"}
 the library; there is none for a datastore.
 """
 
-KINDS = sorted({"auto", "mtp", *specjax.PROPOSERS, *DRAFTERS} - {"universal"})
+KINDS = sorted({"auto", "mtp", *SELF, *specjax.PROPOSERS, *DRAFTERS} - {"universal"})
 """Names of proposers; `draft` becomes `universal` if the draft has another tokenizer."""
 
 DRAFTED = ("draft", "tree", "dynamic-tree", "first-of")
@@ -24,7 +25,7 @@ DRAFTED = ("draft", "tree", "dynamic-tree", "first-of")
 
 WITH_DEPTH = (
     "auto", "draft", "dynamic-tree", "early-exit", "first-of", "forced", "ngram", "drafter",
-    "datastore", "mtp",
+    "datastore", "mtp", *SELF,
 )  # fmt: skip
 """The proposers with `--num-drafts`."""
 
@@ -82,7 +83,7 @@ class NumberOptions(Options):
         None, ("early-exit",), "how many target layers draft; default: half"
     )
     confidence_threshold: float | None = number(
-        0.0, ("draft", "early-exit", "first-of"),
+        0.0, ("draft", "early-exit", "first-of", *SELF),
         "end a chain after a draft token with a lower probability than this",
     )  # fmt: skip
     min_share: float | None = number(

@@ -84,7 +84,9 @@ def test_an_own_module_leaves_the_path_as_it_was(tmp_path, monkeypatch):
     assert sys.path == before
 
 
-@pytest.mark.parametrize("name", ["none", "ngram", "early-exit", "self-int8", "own_module:make"])
+@pytest.mark.parametrize(
+    "name", ["none", "ngram", "early-exit", "self-int8", "self-int4", "own_module:make"]
+)
 def test_a_dtype_that_nothing_would_use(name):
     """It is refused, and not ignored."""
     cure = "specjax.quantise" if ":" in name else "leave it out"

@@ -36,6 +36,7 @@ FLOORS = {
         "specjax.files",
         "specjax.methods",
         "specjax.drafters",
+        "specjax.rounding",
         "specjax.tuning",
         "specjax.measure",
     ],

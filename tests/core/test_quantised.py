@@ -12,6 +12,7 @@ from toys import TRANSFORMERS as toys
 import specjax
 from specjax import Decoder, DraftModel, LanguageModel, Match, Params
 from specjax.generation import place
+from specjax.models import Packed
 from specjax.models.quantised import Int8, int8_dot_general, quantise
 
 
@@ -129,17 +130,21 @@ def test_a_quantised_draft_changes_no_text():
     assert toys.texts(sampled) == toys.decoded("none", "match", 1.0)[0]
 
 
-@pytest.mark.parametrize("how", [{"proposer": "self-int8"}, {"draft": True, "draft_dtype": "int8"}])
-def test_generate_quantises(how):
-    """The draft of `self-int8`, or one that is asked for in int8, is the quantised model."""
+@pytest.mark.parametrize("kind", [Int8, Packed], ids=["int8", "int4"])
+@pytest.mark.parametrize("own", [True, False])
+def test_generate_quantises(kind, own):
+    """The draft of `self-int8`, or one that is asked for in int8, is the quantised model; and so
+    with int4."""
+    dtype = "int8" if kind is Int8 else "int4"
+    how = {"proposer": f"self-{dtype}"} if own else {"draft": True, "draft_dtype": dtype}
     target = loaded()
     how = {**how, "draft": target} if "draft" in how else how
     call = prepared(target, [[1, 2, 3], [9]], num_drafts=3, max_new_tokens=24, **how)
     assert call.decoder.proposer.max_depth == 3
-    made = jax.tree.leaves(place(call).params.proposer, is_leaf=lambda leaf: isinstance(leaf, Int8))
-    assert any(isinstance(leaf, Int8) for leaf in made)
-    kept = jax.tree.leaves(place(call).params.target, is_leaf=lambda leaf: isinstance(leaf, Int8))
-    assert not any(isinstance(leaf, Int8) for leaf in kept)
+    made = jax.tree.leaves(place(call).params.proposer, is_leaf=lambda leaf: isinstance(leaf, kind))
+    assert any(isinstance(leaf, kind) for leaf in made)
+    kept = jax.tree.leaves(place(call).params.target, is_leaf=lambda leaf: isinstance(leaf, kind))
+    assert not any(isinstance(leaf, kind) for leaf in kept)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +154,7 @@ def test_generate_quantises(how):
         ({"draft_dtype": "int8"}, "draft_dtype='int8' with draft=None"),
         ({"proposer": "medusa"}, "proposer='medusa' comes without"),
         ({"proposer": "self-int8", "draft": "itself"}, "proposer=.self-int8. uses no draft model"),
+        ({"draft_dtype": "int2", "draft": "itself"}, "int2.*, or .int4."),
     ],
 )
 def test_generate_refuses(change, message):

@@ -22,8 +22,8 @@ import time
 from tests.fuzz import law
 
 KINDS = (
-    "configurations", "headers", "indices", "tokenizers", "templates", "drafters", "arguments",
-    "requests",
+    "configurations", "headers", "indices", "packed", "tokenizers", "templates", "drafters",
+    "arguments", "requests",
 )  # fmt: skip
 _START = 180.0  # seconds until a child is ready
 _SHOWN = 40  # failing cases that are listed

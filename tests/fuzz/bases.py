@@ -127,9 +127,10 @@ _CHANGES: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-def model(family: str, num_layers: int = 1) -> specjax.LanguageModel:
+def model(family: str, num_layers: int = 1, **sizes: object) -> specjax.LanguageModel:
     """A model of a family with random weights; nothing is compiled."""
-    config = dataclasses.replace(_SMALL, family=family, num_layers=num_layers, **_CHANGES[family])
+    changes = {**_CHANGES[family], **sizes}
+    config = dataclasses.replace(_SMALL, family=family, num_layers=num_layers, **changes)
     net = LinenModel(specjax.Transformer(config), np.dtype("float32"), None)
     shapes = jax.eval_shape(net.init, jax.random.key(0))
     random = np.random.default_rng(0)
@@ -137,9 +138,9 @@ def model(family: str, num_layers: int = 1) -> specjax.LanguageModel:
     return specjax.LanguageModel(net, params, tokenizer(), eos=(0,), name=family)
 
 
-def write(family: str, folder: pathlib.Path) -> pathlib.Path:
+def write(family: str, folder: pathlib.Path, **sizes: object) -> pathlib.Path:
     """The folder of a model, with a tokenizer, a chat template and sampling defaults."""
-    specjax.save(model(family), folder)
+    specjax.save(model(family, **sizes), folder)
     defaults = {
         "eos_token_id": [0],
         "do_sample": True,

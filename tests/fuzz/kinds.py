@@ -10,6 +10,7 @@ from tests.fuzz.calls import Arguments, Requests
 from tests.fuzz.drafters import Drafters
 from tests.fuzz.folders import Configurations, Headers, Indices
 from tests.fuzz.law import Case
+from tests.fuzz.packed import PackedWeights
 from tests.fuzz.planted import Planted
 from tests.fuzz.templates import Templates
 from tests.fuzz.tokens import Tokenizers
@@ -27,6 +28,7 @@ KINDS: dict[str, type[Kind]] = {
     "configurations": Configurations,
     "headers": Headers,
     "indices": Indices,
+    "packed": PackedWeights,
     "tokenizers": Tokenizers,
     "templates": Templates,
     "drafters": Drafters,

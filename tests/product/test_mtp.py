@@ -27,7 +27,7 @@ from transformers.modeling_layers import MtpModel
 
 import specjax
 from specjax import Chain, DynamicTree, StaticTree
-from specjax.cli import serve, tune
+from specjax.cli import main, serve, tune
 from specjax.files import headers
 from specjax.options.models import Models, make_drafter
 from specjax.types import Block
@@ -274,7 +274,7 @@ def test_a_saved_layer_is_read_again(name, tmp_path):
             np.testing.assert_array_equal(mine, its)
 
 
-def test_a_plain_layer_drafts_for_a_packed_target(tmp_path):
+def test_a_plain_layer_drafts_for_a_packed_target(tmp_path, capsys):
     """Folders of packed weights leave the MTP layer as it is."""
     case = ("qwen3_5_text, in turn", "qwen", 1)
     plain = mtp_folders.folder(*case)
@@ -285,6 +285,12 @@ def test_a_plain_layer_drafts_for_a_packed_target(tmp_path):
     save_file({**stored, **layer}, tmp_path / "model.safetensors", {"format": "pt"})
     model = specjax.load(tmp_path)
     assert model.mtp == 1
+    main(["inspect", str(tmp_path), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["format"] == "mtp" and told["packed"]["method"] == "compressed-tensors"
+    main(["inspect", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "layout of" in said and "matrices in compressed-tensors int4" in said
     pair = [specjax.load_mtp(each).params for each in (model, target("qwen3_5"))]
     for one, other in zip(*map(jax.tree.leaves, pair), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -157,13 +157,34 @@ def test_whole_numbers_are_saved_as_compressed_tensors(tmp_path, format):
     same_numbers(last, specjax.load(tmp_path / "first"))
 
 
-def test_saving_other_numbers(tmp_path):
-    """FP8 and FP4 are refused, and the dequantised model is saved as a plain one."""
-    for format in ("fp8", "nvfp4"):
-        folder = packed_folders.write(format, f"packed-{format}")
-        with pytest.raises(ValueError, match=r"_proj\.weight is packed.*dequantise=True"):
-            specjax.save(specjax.load(folder), tmp_path / "packed")
-        assert not (tmp_path / "packed" / "config.json").exists()
+def same_files(folder, other):
+    """Every tensor of a folder is in the other one, bit for bit, and nothing else."""
+    ours, theirs = packed_folders.read_tensors(folder), packed_folders.read_tensors(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert (tensor.shape or (1,)) == (theirs[name].shape or (1,)), name
+        assert tensor.tobytes() == theirs[name].tobytes(), name
+
+
+@pytest.mark.parametrize("format", ["fp8", "fp8 by output", "nvfp4", "nvfp4 divided", "mxfp4"])
+def test_fp8_and_fp4_are_saved_as_they_were_read(tmp_path, format):
+    """With the configuration that they were read with."""
+    folder = packed_folders.write(format, f"packed-{format.replace(' ', '-')}")
+    model = specjax.load(folder)
+    specjax.save(model, tmp_path / "again")
+    same_files(folder, tmp_path / "again")
+    settings = [
+        json.loads((place / "config.json").read_text())["quantization_config"]
+        for place in (folder, tmp_path / "again")
+    ]
+    assert settings[0] == settings[1]
+    same_numbers(model, specjax.load(tmp_path / "again"))
+
+
+def test_saving_plain_numbers(tmp_path):
+    """The dequantised model is saved as a plain one."""
+    folder = packed_folders.write("nvfp4", "packed-nvfp4")
     plain = specjax.load(folder, dequantise=True)
     specjax.save(plain, tmp_path / "plain")
     assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
@@ -246,6 +267,9 @@ def test_experts(tmp_path, format):
     many = np.random.default_rng(0).integers(1, 300, 200).tolist()
     np.testing.assert_allclose(logits(loaded, many), logits(plain, many), atol=2e-3)
     assert texts(loaded, proposer="ngram") == texts(plain, proposer="none")
+    if format == "fp8":
+        specjax.save(loaded, tmp_path / "again")
+        same_files(folder, tmp_path / "again")
 
 
 def test_gpt_oss(tmp_path):
@@ -267,6 +291,8 @@ def test_gpt_oss(tmp_path):
     loaded, plain = specjax.load(folder), specjax.load(folder, dequantise=True)
     assert isinstance(leaves(loaded)["layer_1/mlp/gate"], Packed)
     close(loaded, plain)
+    specjax.save(loaded, tmp_path / "again")
+    same_files(folder, tmp_path / "again")
     assert texts(loaded, proposer="ngram") == texts(plain, proposer="none")
 
 
@@ -313,7 +339,11 @@ def test_one_file_says_nothing(tmp_path):
     folders.edit(folder, drop=("quantization_config",))
     settings = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
-    assert holds_packed(specjax.load(folder).params)
+    model = specjax.load(folder)
+    assert holds_packed(model.params)
+    specjax.save(model, tmp_path)
+    same_files(folder, tmp_path)
+    assert holds_packed(specjax.load(tmp_path).params)
     tensors = packed_folders.read_tensors(folder)
     assert any(tensor.dtype == ml_dtypes.float8_e4m3fn for tensor in tensors.values())
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import exports
 import folders
 import numpy as np
 import pytest
@@ -57,17 +58,20 @@ def test_a_quantised_target_keeps_the_laws(temperature):
     assert toys.texts(alone) == plain[2:3]
 
 
-def test_generate_quantises():
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_generate_quantises(dtype):
     """`proposer="self-int8"` gives the text of plain decoding, and `draft_dtype="int8"` does the
-    same."""
+    same; and so with int4."""
     target, prompts = loaded(), [[1, 2, 3], [9]]
     plain = specjax.generate(target, prompts, max_new_tokens=24)
-    own = specjax.generate(target, prompts, max_new_tokens=24, proposer="self-int8", num_drafts=3)
+    own = specjax.generate(
+        target, prompts, max_new_tokens=24, proposer=f"self-{dtype}", num_drafts=3
+    )
     other = specjax.generate(
-        target, prompts, max_new_tokens=24, draft=target, draft_dtype="int8", num_drafts=3
+        target, prompts, max_new_tokens=24, draft=target, draft_dtype=dtype, num_drafts=3
     )
     assert plain.tokens == own.tokens == other.tokens
-    assert own.stats.acceptance_rate == other.stats.acceptance_rate > 0.5
+    assert own.stats.acceptance_rate == other.stats.acceptance_rate > 0.4
 
 
 def test_a_tied_embedding_gets_an_int8_copy():
@@ -89,3 +93,15 @@ def test_a_tied_embedding_gets_an_int8_copy():
         )
     tokens = folders.random_tokens(9)
     np.testing.assert_array_equal(*(toys.plain_logits(tokens, m.model, m.params) for m in made))
+
+
+@pytest.mark.parametrize("name", ["eagle3", "peagle"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_drafts_with_the_output_matrix_of_a_target_in_int8(name, temperature):
+    """EAGLE-3 and P-EAGLE multiply with it, and the text is that of plain decoding."""
+    target, drafter = quantise(exports.target()), exports.make(name)
+    assert "head" in drafter.shares
+    settings = {"max_new_tokens": 20, "eos": [], "temperature": temperature}
+    plain = specjax.generate(target, [[1, 2, 3], [9, 4]], num_drafts=0, **settings)
+    found = specjax.generate(target, [[1, 2, 3], [9, 4]], drafter=drafter, **settings)
+    assert found.tokens == plain.tokens

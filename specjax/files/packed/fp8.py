@@ -45,7 +45,7 @@ def _open(parts: Parts, config: Config) -> PackedTensor:
     def read() -> Packed:
         each = np.repeat(raw(scale).reshape(shape), rows, axis=-2)[..., :outputs, :]
         each = np.broadcast_to(each, (*stack, outputs, each.shape[-1]))
-        return Packed(raw(codes), Scales(each), group, 8)
+        return Packed(raw(codes), Scales(each), group, 8, rows=rows)
 
     return packed_tensor(codes.shape, "FP8", {"codes": codes, "scale": scale}, read, group)
 

@@ -34,6 +34,11 @@ def may_be_packed(path: tuple[str, ...], rows: Sequence[Tensor], leaf: _Shape) -
     return (stack or matrix) and not any(row.wide for row in rows)
 
 
+def may_be_rounded(path: tuple[str, ...], rows: Sequence[Tensor], leaf: _Shape) -> bool:
+    """Returns whether a plain parameter can be rounded to few bits; routers and gates stay."""
+    return may_be_packed(path, rows, leaf) and not {*path} & {"router", "shared_gate"}
+
+
 def stays_packed(
     path: tuple[str, ...], rows: Sequence[Tensor], leaf: _Shape, stored: Mapping[str, Stored]
 ) -> bool:
@@ -127,21 +132,37 @@ def read_leaf(
         codes = piece.codes
         if codes.dtype == E4M3 and ((codes.view(np.uint8) & 0x7F) == 0x7F).any():
             spoilt.append(row.name)
+        elif not all(np.isfinite(part).all() for part in _beside_codes(piece)):
+            spoilt.append(row.name)
         pieces.append(piece)
     whole = pieces[0] if rows[0].at is None else _stacked(pieces)
     return _placed(whole, turned, at, platform), spoilt
 
 
-def rounded_leaf(matrix: np.ndarray, turned: bool, at: NamedSharding | None, platform: str) -> Held:
-    """Returns a dense parameter in 4 bits on its devices.
+def _beside_codes(piece: Packed) -> list[np.ndarray]:
+    """Returns the numbers that lie between the codes of a GGUF file, so that no header has them."""
+    if piece.scales.each.dtype not in (np.float16, np.float32):
+        return []
+    return [piece.scales.each] + ([] if piece.least is None else [piece.least])
+
+
+def rounded_leaf(
+    matrix: np.ndarray,
+    turned: bool,
+    at: NamedSharding | None,
+    platform: str,
+    round_to: Callable[[np.ndarray], Packed] = rounded,
+) -> Held:
+    """Returns a dense parameter in few bits on its devices.
 
     Args:
       matrix: the parameter; [..., in, out] if `turned`, else [..., out, in].
       turned: see there.
       at, platform: as for `read_leaf`.
+      round_to: rounds [..., out, in]; by default to the nearest number of 4 bits.
     """
     matrix = matrix.swapaxes(-1, -2) if turned else matrix
-    return _placed(rounded(np.ascontiguousarray(matrix)), turned, at, platform)
+    return _placed(round_to(np.ascontiguousarray(matrix)), turned, at, platform)
 
 
 def _kind(tensor: PackedTensor) -> object:
@@ -188,6 +209,7 @@ def _piece(row: Tensor, tensor: PackedTensor, part: _Shape) -> Packed:
             cut(scales.each), None if scales.whole is None else cut(scales.whole), scales.divided
         ),
         zeros=None if zeros is None else cut(zeros),
+        least=None if matrix.least is None else cut(matrix.least),
     )
 
 
@@ -238,8 +260,6 @@ def _placed(matrix: Packed, turned: bool, at: NamedSharding | None, platform: st
     if zeros is not None:
         zeros = zeros.astype(np.int8 if codes.dtype == np.int8 else np.uint8)
     factor = matrix.scales.whole
-    if factor is not None and matrix.scales.divided:
-        factor = 1 / factor
     if in_groups:
         codes = _in_groups(codes, groups, matrix.group)
     axes = None if at is None else _axes(at, len(matrix.codes.shape), turned)
@@ -280,6 +300,9 @@ def _placed(matrix: Packed, turned: bool, at: NamedSharding | None, platform: st
         pairs=pairs,
         in_groups=in_groups,
         turned=turned,
+        least=put(matrix.least),
+        rows=matrix.rows,
+        divided=matrix.scales.divided,
     )
 
 

@@ -66,6 +66,8 @@ class Packed:
     offset: int = 0  # of every code, besides its zero
     order: np.ndarray | None = None  # [in] int32
     fp4: bool = False
+    least: np.ndarray | None = None  # [..., out, groups] float32, is subtracted at the end
+    rows: int = 1  # the outputs that share a scale
 
     def dequantise(self) -> np.ndarray:
         """Returns the matrix [..., out, in] in float32, with its inputs in order."""
@@ -83,6 +85,8 @@ class Packed:
             wide -= spread(self.zeros.astype(np.float32))
         with np.errstate(over="ignore"):  # the reader finds what is not finite
             wide *= spread(self.scales.numbers())
+            if self.least is not None:
+                wide -= spread(self.least)
         if self.order is None:
             return wide
         made = np.empty_like(wide)

@@ -201,13 +201,7 @@ def read_scheme(folder: pathlib.Path, config: Config) -> Scheme | None:
     Raises:
       ValueError: it has a format, or a field, that is not supported; the message has the cure.
     """
-    fields = _fields(config)
-    where = CONFIG
-    if fields is None and (folder / _MODELOPT).exists():
-        where, outer = _MODELOPT, read_json(folder / _MODELOPT)
-        with named(folder / where, _CURE):
-            inner = OBJECT.of("quantization", outer.get("quantization") or {})
-        fields = {"quant_method": "modelopt", **inner}
+    fields, where = described(folder, config)
     if not fields:
         return None
     with named(folder / where, _CURE):
@@ -233,6 +227,26 @@ def read_scheme(folder: pathlib.Path, config: Config) -> Scheme | None:
                 "stored"
             )
         return Scheme(method, _READERS.get(method, _plain)(fields))
+
+
+def described(folder: pathlib.Path, config: Config) -> tuple[Any, str]:
+    """Returns the fields that describe packed weights, if there are some, and the file with them.
+
+    Raises ValueError if a file cannot be read.
+    """
+    fields = _fields(config)
+    if fields is not None or not (folder / _MODELOPT).exists():
+        return fields, CONFIG
+    outer = read_json(folder / _MODELOPT)
+    with named(folder / _MODELOPT, _CURE):
+        inner = OBJECT.of("quantization", outer.get("quantization") or {})
+    return {"quant_method": "modelopt", **inner}, _MODELOPT
+
+
+def quantisation_of(config: Config) -> Config | None:
+    """Returns what a configuration that was read says about packed weights."""
+    fields = _fields(config)
+    return fields if isinstance(fields, dict) else None
 
 
 def unquantised(config: Config) -> Config:

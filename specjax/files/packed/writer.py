@@ -1,4 +1,4 @@
-"""Writes packed whole numbers as compressed-tensors, which other engines read."""
+"""Writes packed matrices: whole numbers as compressed-tensors, and others as they were read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from specjax.files.packed.matrix import nibbles
+from specjax.files.packed.floats import described_again, float_tables
+from specjax.files.packed.matrix import E4M3, nibbles
 from specjax.models import Config, Packed, Tensor
 from specjax.parallel import to_host
 
@@ -20,26 +21,31 @@ Leaves = Mapping[tuple[str, ...], Any]
 
 
 def packed_tables(
-    rows: Mapping[str, Sequence[Tensor]], leaves: Leaves
+    rows: Mapping[str, Sequence[Tensor]], leaves: Leaves, described: Config | None = None
 ) -> tuple[dict[str, np.ndarray], Config | None]:
     """Returns the tensors of the packed matrices, and the configuration of their quantisation.
 
     Args:
       rows: the rows of each stored tensor, by its name.
       leaves: the parameters by path.
+      described: the configuration of the quantisation that they were read with.
 
     Raises:
-      ValueError: a matrix has codes that are no whole numbers, or only a part of a tensor is
-        packed; the message has the cure.
+      ValueError: a matrix cannot be written, or only a part of a tensor is packed; the message has
+        the cure.
     """
     tables: dict[str, np.ndarray] = {}
     kinds: dict[tuple[object, ...], list[str]] = {}
-    plain = []
+    plain, floats = [], False
     for name, parts in rows.items():
         held = [leaves[row.path] for row in parts]
         if not any(isinstance(leaf, Packed) for leaf in held):
             if name.endswith(_WEIGHT) and parts[0].transpose:
                 plain.append(name.removesuffix(_WEIGHT))
+            continue
+        if described and all(isinstance(leaf, Packed) and _is_float(leaf) for leaf in held):
+            floats = True
+            tables |= float_tables(name, parts, held, described)
             continue
         if not all(isinstance(leaf, Packed) and _is_whole(leaf) for leaf in held):
             raise ValueError(
@@ -52,11 +58,23 @@ def packed_tables(
         made, kind = _tensors(name, parts, held)
         tables |= {f"{start}.weight_{end}": table for end, table in made.items()}
         kinds.setdefault(kind, []).append(start)
+    if described and floats and kinds:
+        raise ValueError(
+            f"{next(iter(kinds.values()))[0]} is packed in whole numbers, and other matrices in FP8"
+            f" or FP4, which no single configuration describes: {_CURE}"
+        )
+    if described and floats:
+        return tables, described_again(described)
     return tables, _config(kinds, plain) if kinds else None
 
 
+def _is_float(leaf: Packed) -> bool:
+    return leaf.fp4 or leaf.codes.dtype == E4M3
+
+
 def _is_whole(leaf: Packed) -> bool:
-    return not leaf.fp4 and leaf.codes.dtype in (np.uint8, np.int8, ml_dtypes.uint4)
+    whole = leaf.codes.dtype in (np.uint8, np.int8, ml_dtypes.uint4)
+    return whole and not leaf.fp4 and leaf.least is None
 
 
 def _tensors(

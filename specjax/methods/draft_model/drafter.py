@@ -21,10 +21,14 @@ from specjax.methods.draft_model.translated import TranslatedParams, TranslatedS
 from specjax.methods.drafter import BoundDrafter, Drafter
 from specjax.models import LanguageModel, quantise, quantised_form
 from specjax.proposers import Chain
+from specjax.rounding import in_int4, int4_form
 from specjax.text import Translation, translate, vocabulary_digest
 
 _LEAST_SHARED = 0.01
 _LIBRARY = "specjax."
+DTYPES = ("int8", "int4")
+"""The dtypes that the weights of a draft can be rounded to."""
+
 _CURE = "use a draft of the same family, or proposer=NGram()"
 
 
@@ -66,7 +70,7 @@ def make_drafter(
     Args:
       target, draft: as `specjax.load` returns them.
       shape: `Chain`, `StaticTree` or `DynamicTree`.
-      dtype: "int8" quantises the draft.
+      dtype: "int8" or "int4" rounds the weights of the draft.
       **numbers: arguments of `shape`.
 
     Raises:
@@ -81,17 +85,16 @@ def make_drafter(
       10
     """
     typed("what specjax.load(folder) returns", LanguageModel, target=target, draft=draft)
-    chosen("dtype", dtype, (None, "int8"))
-    form = quantised_form(draft) if dtype == "int8" else draft
+    chosen("dtype", dtype, (None, *DTYPES))
+    form = _form(draft, dtype)
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
     tables = _tables(*words)
     if tables is not None:
         _say(words, tables.num_shared)
 
     def params(laid: LanguageModel) -> ArrayTree:
-        # A target that is its own draft is quantised from the parameters that are on its devices.
-        own = laid if draft is target else draft
-        return (quantise(own) if dtype == "int8" else own).params
+        # A target that is its own draft is rounded from the parameters that are on its devices.
+        return _rounded(laid if draft is target else draft, dtype).params
 
     if tables is None:
         source: Source = DraftSource(form.model, size)
@@ -116,7 +119,7 @@ def with_draft(
     Raises:
       ValueError: the proposer needs no draft, or the draft has other tokens.
     """
-    form = quantised_form(draft) if dtype == "int8" else draft
+    form = _form(draft, dtype)
     name = type(proposer).__name__
     if not proposer.asks_draft:
         raise ValueError(f"a {name} uses no draft model: pass either draft= or proposer=, not both")
@@ -126,8 +129,21 @@ def with_draft(
             "other tokens: pass draft= alone, which translates them, or "
             "drafter=specjax.make_drafter(target, draft, shape)"
         )
-    make = (lambda laid: quantise(draft)) if dtype == "int8" else None
+    make = None if dtype is None else (lambda laid: _rounded(draft, dtype))
     return BoundDrafter(proposer, name=form.name, draft=form, make_draft=make)
+
+
+def _form(draft: LanguageModel, dtype: str | None) -> LanguageModel:
+    """Returns a draft as it is with weights of this dtype, without rounding them."""
+    if dtype == "int8":
+        return quantised_form(draft)
+    return draft if dtype is None else int4_form(draft)
+
+
+def _rounded(draft: LanguageModel, dtype: str | None) -> LanguageModel:
+    if dtype == "int8":
+        return quantise(draft)
+    return draft if dtype is None else in_int4(draft)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,6 +84,8 @@ class EagleSource(PublishedSource, Generic[NetworkT]):
     network: NetworkT
     taps: tuple[int, ...]
 
+    takes_int8_head = True
+
     def __post_init__(self) -> None:
         if len(self.taps) != self.network.num_taps:
             raise ValueError(

@@ -32,8 +32,6 @@ class MtpSource(PairSource[MtpConfig], Source[EagleParams, Eagle3State, PairRead
     taps: tuple[int, ...]  # the last of the target's
     head_tokens: int | None = None  # None: all tokens
 
-    takes_int8_head = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head_tokens is not None:
