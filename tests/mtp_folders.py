@@ -23,6 +23,10 @@ NAMES = {
         "model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0",
         "model.mtp_hidden_norm.0",
     ),
+    "nemotron": (
+        "mtp.layers.0.", "mtp.layers.0.eh_proj", "mtp.layers.0.enorm", "mtp.layers.0.hnorm",
+        "mtp.layers.1.final_layernorm",
+    ),
     "mimo": (
         "model.mtp_layers.0.", "model.mtp_layers.0.input_proj",
         "model.mtp_layers.0.token_layernorm", "model.mtp_layers.0.hidden_layernorm",
@@ -56,6 +60,13 @@ def beside(plain: pathlib.Path) -> pathlib.Path:
     return made
 
 
+def blocks(layout: str, block: str, like: int) -> dict[str, str]:
+    """The beginnings of an MTP layer's names -> those of the model's layer that it is like."""
+    if layout == "nemotron":  # its feed-forward part is a block of its own
+        return {block: f"backbone.layers.{like}.", "mtp.layers.1.": f"backbone.layers.{like + 1}."}
+    return {block: f"model.layers.{like}."}
+
+
 @functools.cache
 def folder(case: str, layout: str, like: int, copies: bool = False, count: int = 1) -> pathlib.Path:
     """The folder of a case of `small_families` with MTP layers.
@@ -70,15 +81,18 @@ def folder(case: str, layout: str, like: int, copies: bool = False, count: int =
     plain = small_families.folder(case)
     config = small_families.stored()[0][case]["config"]
     tensors = load_file(plain / "model.safetensors")
-    depth, size = config["num_hidden_layers"], config["hidden_size"]
+    depth = config.get("num_hidden_layers") or len(config["layers_block_type"])
+    size = config["hidden_size"]
     added = {}
     for k in range(count):
         block, project, *norms = (name.format(depth + k) for name in NAMES[layout])
-        shapes = {
-            block + name.removeprefix(f"model.layers.{like}."): tensor.shape
-            for name, tensor in tensors.items()
-            if name.startswith(f"model.layers.{like}.")
-        }
+        shapes = {}
+        for stem, theirs in blocks(layout, block, like).items():
+            shapes |= {
+                stem + name.removeprefix(theirs): tensor.shape
+                for name, tensor in tensors.items()
+                if name.startswith(theirs)
+            }
         shapes[f"{project}.weight"] = (size, 2 * size)
         shapes |= {f"{norm}.weight": (size,) for norm in norms}
         added |= {

@@ -20,6 +20,7 @@ from specjax.contract import CacheT, Model, ParamsT
 
 _T = TypeVar("_T")
 _MadeT = TypeVar("_MadeT")
+_HeldT = TypeVar("_HeldT")  # a cache, or a cache with other arrays
 
 CHUNK = 512
 
@@ -69,10 +70,10 @@ def read_prompt(
 
 
 def in_chunks(
-    read: Callable[[CacheT, Array | int, _T], tuple[CacheT, _MadeT]],
-    cache: CacheT,
+    read: Callable[[_HeldT, Array | int, _T], tuple[_HeldT, _MadeT]],
+    cache: _HeldT,
     inputs: _T,
-) -> tuple[CacheT, _MadeT]:
+) -> tuple[_HeldT, _MadeT]:
     """Calls `read` for one chunk of the inputs after the other.
 
     Args:

@@ -109,9 +109,9 @@ def load_mtp(
     """Reads the layers of multi-token prediction (MTP) in the target's own folder.
 
     `generate(target, prompt, proposer="mtp")` does so, too.  The folders of Qwen3-Next, Qwen3.5 and
-    later, GLM-4.5 and later, DeepSeek V3 and ERNIE 4.5 have one; `target.mtp` is their number.  One
-    layer drafts every depth, each from its own output for the depth before.  Of several, each
-    drafts its own depth, and the last drafts what is deeper.
+    later, GLM-4.5 and later, DeepSeek V3, ERNIE 4.5 and Nemotron 3 have some; `target.mtp` is their
+    number.  One layer drafts every depth, each from its own output for the depth before.  Of
+    several, each drafts its own depth, and the last drafts what is deeper.
 
     Publishers disagree in two points, neither of which changes the text.  `specjax.tune` with both
     drafters in `drafters=` measures which one is accepted more.
@@ -183,7 +183,7 @@ def save_drafter(
         DSpark                "deepspec", "specforge", "speculators"
         Domino                "specforge"
         Medusa                "official"
-        MTP                   "qwen", "deepseek", "ernie", "mimo"
+        MTP                   "qwen", "deepseek", "ernie", "mimo", "nemotron"
 
     The layers of the target are always named, in the key and the numbering of the layout.  Where
     its library needs tables in the file that the drafter shares with its target, the target's are

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         mtp_beginnings,
         mtp_layers,
         mtp_layout,
+        splits_layers,
     )
     from specjax.models.feed_forward import MLP, Stacks, grouped, in_tiles
     from specjax.models.language_model import OFF, LanguageModel
@@ -130,5 +131,6 @@ __all__ = [
     "route",
     "run_layer",
     "run_layers",
+    "splits_layers",
     "with_exact_states",
 ]

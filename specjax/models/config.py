@@ -122,8 +122,11 @@ class Mixer(abc.ABC):
         return self
 
     def units(self) -> int:
-        """Returns the number of equal parts into which the axes named "states" may be split."""
-        return 1
+        """Returns the number of equal parts into which the axes named "states" may be split.
+
+        0 means that it has no such axes.
+        """
+        return 0 if self.slots() is not None else 1
 
     def rotated(self) -> int | None:
         """Returns the size of the heads that a rope turns; None: the configuration's `head_dim`."""

@@ -95,8 +95,8 @@ def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Shardings:
     if isinstance(model.module, Transformer):
         c = model.module.config
         units = {"heads": c.num_heads, "kv_heads": c.common_kv_heads}
-        if counts := [mixer.units() for mixer in c.mixers if mixer]:
-            units["states"] = math.gcd(*counts)
+        if parts := math.gcd(*(mixer.units() for mixer in c.mixers if mixer)):
+            units["states"] = parts
     return module_shardings(model.module, mesh, rules, tokens, tokens, units=units)
 
 

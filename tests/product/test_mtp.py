@@ -40,6 +40,7 @@ CASES = {
     "glm4_moe_lite": ("glm4_moe_lite, plain", "deepseek", 1),
     "deepseek_v3": ("deepseek_v3, yarn, groups", "deepseek", 1),
     "ernie4_5_moe": ("ernie4_5_moe, a dense layer", "ernie", 0),
+    "nemotron_h": ("nemotron_h, experts", "nemotron", 2),
 }
 """Family -> the case of `small_families`, the layout, and the layer with the same shapes."""
 
@@ -71,22 +72,25 @@ class Theirs:
         tensors = load_file(folder / "model.safetensors")
         depth = self.main.config.num_hidden_layers
         block, project, *norms = (each.format(depth) for each in mtp_folders.NAMES[layout])
+        likes = mtp_folders.blocks(layout, block, like)
         moved = {
-            f"model.layers.{like}." + key.removeprefix(block): tensor
+            theirs + key.removeprefix(stem): tensor
+            for stem, theirs in likes.items()
             for key, tensor in tensors.items()
-            if key.startswith(block)
-            and f"model.layers.{like}." + key.removeprefix(block) in tensors
+            if key.startswith(stem) and theirs + key.removeprefix(stem) in tensors
         }
         made = folders.ROOT / f"moved-{folder.name}"
         made.mkdir(exist_ok=True)
         (made / "config.json").write_text((folder / "config.json").read_text())
         save_file({**tensors, **moved}, made / "model.safetensors", {"format": "pt"})
         changed = _model(made)
-        self.layer, self.rotary = changed.model.layers[like], changed.model.rotary_emb
+        self.layers = changed.model.layers[like : like + len(likes)]
+        self.rotary = getattr(changed.model, "rotary_emb", None)
+        final = changed.model.norm_f if layout == "nemotron" else changed.model.norm
         self.project = torch.from_numpy(tensors[f"{project}.weight"])
         self.norms = []
         for norm in norms:
-            own = copy.deepcopy(changed.model.norm)
+            own = copy.deepcopy(final)
             own.weight.data = torch.from_numpy(tensors[f"{norm}.weight"])
             self.norms.append(own)
 
@@ -102,9 +106,10 @@ class Theirs:
             embedded = self.main.get_input_embeddings()(torch.tensor([tokens]))
             both = torch.cat([self.norms[0](embedded), self.norms[1](hidden)], dim=-1)
             x, positions = both @ self.project.T, torch.arange(len(tokens))[None]
-            turned = self.rotary(x, position_ids=positions)
-            x = self.layer(x, position_embeddings=turned, position_ids=positions)
-            x = x[0] if isinstance(x, tuple) else x
+            turned = self.rotary and self.rotary(x, position_ids=positions)
+            for layer in self.layers:
+                x = layer(x, position_embeddings=turned, position_ids=positions)
+                x = x[0] if isinstance(x, tuple) else x
             normed = self.norms[2](x) if len(self.norms) > 2 else x
             if token is None:
                 return self.main.lm_head(normed[0, -1]).numpy()
@@ -263,7 +268,8 @@ def test_a_saved_layer_is_read_again(name, tmp_path):
     """By its folder alone, in every layout that can hold it."""
     model = target(name)
     drafter = specjax.load_mtp(model)
-    layouts = {"ernie"} if name == "ernie4_5_moe" else {"qwen", "deepseek"}
+    own = {"ernie4_5_moe": {"ernie"}, "nemotron_h": {"nemotron"}}
+    layouts = own.get(name, {"qwen", "deepseek"})
     for layout in sorted(layouts):
         specjax.save_drafter(tmp_path / layout, drafter, model, layout=layout)
         again = specjax.load_drafter(tmp_path / layout, model)

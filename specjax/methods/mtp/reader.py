@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+from specjax.contract import Proposer, Source
 from specjax.files import CONFIG, listed, named, read_config
 from specjax.methods.drafter import Drafter
 from specjax.methods.mtp.network import MtpConfig
@@ -63,13 +64,13 @@ class _Parts(NamedTuple):
     layout: str
     names: MtpNames
     layers: int  # of the target
-    count: int  # of MTP layers
+    depths: int  # the number of MTP layers
 
     def source(self, vocab_size: int, taps: tuple[int, ...]) -> MtpSource | MtpLayersSource:
         """Returns the source of these layers."""
-        if self.count == 1:
+        if self.depths == 1:
             return MtpSource(self.network, vocab_size, taps)
-        return MtpLayersSource(self.network, vocab_size, taps, self.count)
+        return MtpLayersSource(self.network, vocab_size, taps, self.depths)
 
 
 def _matches(config: Config, tensors: Tensors) -> bool:
@@ -125,8 +126,8 @@ def _check_target(folder: pathlib.Path, config: TransformerConfig, target: Langu
 
 def _table(parts: _Parts, tensors: Tensors) -> Table:
     """Locates the parameters in the folder."""
-    names, layers, every = parts.names, parts.layers, range(parts.count)
-    rows = network_rows(parts.network, parts.family, names, layers, tensors, parts.count)
+    names, layers, every = parts.names, parts.layers, range(parts.depths)
+    rows = network_rows(parts.network, parts.family, names, layers, tensors, parts.depths)
     others = tuple(part.format(layer=layers + k, k=k) for part in names.others for k in every)
     blocks = tuple(names.name("block", layers, k) for k in every)
     around = {row.name for row in rows if not row.name.startswith(blocks)}
@@ -138,7 +139,7 @@ def _table(parts: _Parts, tensors: Tensors) -> Table:
         and not name.startswith(others or ("\0",))
         and not name.endswith((*parts.family.ignored, "rotary_emb.inv_freq"))
     }
-    return Table(rows, network_shapes(parts.network, parts.count), stored, None)
+    return Table(rows, network_shapes(parts.network, parts.depths), stored, None)
 
 
 def _read(
@@ -150,8 +151,12 @@ def _read(
     source = parts.source(target.model.vocab_size, (last,))
     table = _table(parts, tensors)
     shares = ("embedding", "head")
-    proposer = Chain(source, max(NUM_DRAFTS, parts.count))
+    proposer = _chain(source, max(NUM_DRAFTS, parts.depths))
     return read_drafter(folder, proposer, source, table, target, rules, shares)
+
+
+def _chain(source: MtpSource | MtpLayersSource, depth: int) -> Proposer:
+    return Chain(cast(Source[Any, Any, Any], source), depth)
 
 
 def with_switches(
@@ -167,7 +172,7 @@ def with_switches(
         source.network, feeds_normed=feeds_normed, zeroes_first=zeroes_first
     )
     changed = dataclasses.replace(source, network=network, head_tokens=head_tokens)
-    proposer = Chain(changed, drafter.proposer.max_depth)
+    proposer = _chain(changed, drafter.proposer.max_depth)
     switched = {
         "feeds_normed=False": not feeds_normed,
         "zeroes_first=True": zeroes_first,
@@ -185,12 +190,12 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     table.check(folder)
     layers = parts.network.layers
     kind = f"{layers.num_experts} experts" if layers.is_sparse(0) else "an MLP"
-    many = "one decoder layer" if parts.count == 1 else f"{parts.count} decoder layers"
+    many = "one decoder layer" if parts.depths == 1 else f"{parts.depths} decoder layers"
     return Description(
         method="multi-token prediction",
         packaging=parts.layout,
         taps=(),  # its last hidden state
-        num_drafts=max(NUM_DRAFTS, parts.count),
+        num_drafts=max(NUM_DRAFTS, parts.depths),
         shares=("embedding", "head"),
         details=(f"{many} with {kind}, hidden size {layers.hidden_size}",),
         tensors=tuple(table.stored),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import cast
 
 import jax
@@ -16,6 +17,9 @@ from specjax.methods.published import Tensors, dense_rows
 from specjax.models import Family, MtpNames, Tensor
 
 _OWN = "model.layers.0."
+
+_FAMILYS = re.compile(r"^\w+\.layers\.0\.")
+"""The beginning of the names of a family's first layer."""
 
 
 def network_rows(
@@ -67,7 +71,9 @@ def _rows(
     rows = []
     for row in rows_of(family, c.layers, inner):
         if row.path[0] == "layer_0":
-            name = block + row.name.removeprefix(_OWN)
+            is_mlp = names.mlp_block is not None and row.path[1].startswith("mlp")
+            stem = names.name("mlp_block", layers, k) if is_mlp else block
+            name = _FAMILYS.sub(stem, row.name, count=1)
             rows.append(
                 dataclasses.replace(row, name=name, path=(*path, "layers_0", *row.path[1:]))
             )

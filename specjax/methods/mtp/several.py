@@ -16,7 +16,7 @@ Reference: DeepSeek-AI 2024 (DeepSeek V3), arXiv 2412.19437, equations 21 to 24.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ from specjax._internal.checks import within
 from specjax.caches import KVCache, in_chunks, stage
 from specjax.contract import Context, Lookahead, Source
 from specjax.methods.eagle3 import (
+    EagleOwn,
     EagleParams,
-    EagleSource,
     at_index,
     paired,
     parents_of,
@@ -37,9 +37,10 @@ from specjax.methods.eagle3 import (
 )
 from specjax.methods.mtp.network import MtpConfig
 from specjax.methods.mtp.source import head_logits
-from specjax.methods.published import by_row
+from specjax.methods.published import PublishedSource, by_row
+from specjax.models import TransformerConfig
 from specjax.parallel import Specs
-from specjax.proposers import then_pending
+from specjax.proposers import remember, then_pending
 from specjax.types import Block, Proposal
 
 
@@ -68,7 +69,7 @@ class LayersReading(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class MtpLayersSource(EagleSource[MtpConfig], Source[EagleParams, LayersState, LayersReading]):
+class MtpLayersSource(PublishedSource, Source[EagleParams, LayersState, LayersReading]):
     """Several MTP layers of one form: layer k drafts depth k + 1, and the last one all below.
 
     `head_tokens` is as in `MtpSource`.
@@ -83,10 +84,15 @@ class MtpLayersSource(EagleSource[MtpConfig], Source[EagleParams, LayersState, L
     takes_int8_head = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if len(self.taps) != 1:
+            raise ValueError(f"taps={self.taps}; MTP layers read the target's last state: name it")
         within("num_layers", self.num_layers, 2, 64)
         if self.head_tokens is not None:
             within("head_tokens", self.head_tokens, 1, self.vocab_size, ", the target's tokens")
+
+    @property
+    def layers(self) -> TransformerConfig:
+        return self.network.layers
 
     def axes(self) -> Specs:
         return {"network": {part_name(k): self.network.axes() for k in range(self.num_layers)}}
@@ -94,16 +100,21 @@ class MtpLayersSource(EagleSource[MtpConfig], Source[EagleParams, LayersState, L
     def init(
         self, params: EagleParams, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> LayersState:
-        width = lookahead.depth + 1
-        whole = [
-            self.empty(prompt, width, capacity + width + lookahead.staged)
+        assert prompt.features is not None  # the source has taps
+        rows, size = prompt.features.shape[0], prompt.features.shape[-1]
+        width, kind = lookahead.depth + 1, prompt.features.dtype
+        caches = tuple(
+            self.network.network().init_cache(rows, capacity + width + lookahead.staged, kind)
             for _ in range(self.num_layers)
-        ]
-        first, size = whole[0], self.layers.hidden_size
-        shape = (len(prompt.count), 1, first.cache.capacity, size)
-        outputs = tuple(jnp.zeros(shape, first.features.dtype) for _ in whole[1:])
-        caches = tuple(own.cache for own in whole)
-        return LayersState(caches, outputs, first.fresh, first.features, first.count)
+        )
+        shape = (rows, 1, caches[0].capacity, self.layers.hidden_size)
+        return LayersState(
+            caches,
+            tuple(jnp.zeros(shape, kind) for _ in caches[1:]),
+            fresh=jnp.zeros((rows, width), jnp.int32),
+            features=jnp.zeros((rows, width, size), kind),
+            count=jnp.zeros(rows, jnp.int32),
+        )
 
     def read(self, params: EagleParams, state: LayersState, block: Block) -> LayersState:
         assert block.features is not None
@@ -120,9 +131,14 @@ class MtpLayersSource(EagleSource[MtpConfig], Source[EagleParams, LayersState, L
             count=jnp.minimum(state.count + block.count, 1),
         )
 
-    def truncate(  # type: ignore[override]
-        self, state: LayersState, count: Array, last: Array | None
-    ) -> LayersState | None:
+    def observe(self, params: EagleParams, state: LayersState, block: Block) -> LayersState:
+        assert block.features is not None
+        fresh, count = remember(state.fresh, block)
+        width = min(fresh.shape[1], block.tokens.shape[1])
+        features = state.features.at[:, :width].set(block.features[:, :width])
+        return dataclasses.replace(state, fresh=fresh, features=features, count=count)
+
+    def truncate(self, state: LayersState, count: Array, last: Array | None) -> LayersState | None:
         caches = [
             cache.truncate(jnp.maximum(count - 1 - k, 0)) for k, cache in enumerate(state.caches)
         ]
@@ -334,4 +350,5 @@ def _kept(cache: KVCache, outputs: Array, new: Array) -> Array:
 
 def _part(params: EagleParams, k: int) -> EagleParams:
     """Returns the parameters with those of layer k as the network's."""
-    return params.replace(own={**params.own, "network": params.own["network"][part_name(k)]})
+    network = params.own["network"][part_name(k)]
+    return dataclasses.replace(params, own=cast(EagleOwn, {**params.own, "network": network}))

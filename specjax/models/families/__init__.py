@@ -28,7 +28,14 @@ from specjax.models.families.minimax_m2 import MINIMAX_M2
 from specjax.models.families.ministral3 import MINISTRAL3
 from specjax.models.families.mistral import MISTRAL, MIXTRAL
 from specjax.models.families.mistral4 import MISTRAL4
-from specjax.models.families.mtp import MTP, MtpNames, mtp_beginnings, mtp_layers, mtp_layout
+from specjax.models.families.mtp import (
+    MTP,
+    MtpNames,
+    mtp_beginnings,
+    mtp_layers,
+    mtp_layout,
+    splits_layers,
+)
 from specjax.models.families.nemotron_h import NEMOTRON_H
 from specjax.models.families.nested import NESTED, Nested
 from specjax.models.families.olmo2 import OLMO2
@@ -113,4 +120,5 @@ __all__ = [
     "mtp_beginnings",
     "mtp_layers",
     "mtp_layout",
+    "splits_layers",
 ]

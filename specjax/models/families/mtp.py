@@ -27,6 +27,9 @@ class MtpNames:
     norm: str | None  # before the head; None: the layer's output is not normed
     field: str  # of config.json, with the number of MTP layers
     others: tuple[str, ...] = ()  # beginnings of copies of the target's tables, which are not read
+    # The beginning of the names of the feed-forward part, where the target has it in layers of its
+    # own, and the MTP layer in a block of its own.
+    mlp_block: str | None = None
     hidden_first: bool = False  # the matrix reads [hidden state, embedding]
     is_dense: bool = False  # the decoder layer has an MLP also in models whose layers have experts
 
@@ -71,6 +74,15 @@ MTP: dict[str, MtpNames] = {
         field="num_nextn_predict_layers",
         hidden_first=True,
     ),
+    "nemotron": MtpNames(
+        block="mtp.layers.0.",
+        mlp_block="mtp.layers.1.",
+        project="mtp.layers.0.eh_proj.weight",
+        embedding_norm="mtp.layers.0.enorm.weight",
+        hidden_norm="mtp.layers.0.hnorm.weight",
+        norm="mtp.layers.1.final_layernorm.weight",
+        field="num_nextn_predict_layers",
+    ),
 }
 """The publishers' layouts, by name."""
 
@@ -108,7 +120,8 @@ def mtp_beginnings(names: Iterable[str], layers: int) -> tuple[str, ...]:
     if found is None:
         return ()
     own = MTP[found[0]]
-    parts = [own.block, own.project, own.embedding_norm, own.hidden_norm, own.norm, *own.others]
+    parts = [own.block, own.mlp_block, own.project, own.embedding_norm, own.hidden_norm, own.norm]
+    parts += own.others
     begin = {part.format(k=k, layer=layers + k) for part in parts if part for k in range(found[1])}
     return (*begin, *(f"model.{each}" for each in begin))
 
@@ -129,6 +142,8 @@ def mtp_layers(target: TransformerConfig, is_dense: bool = False) -> Transformer
             f"a layer of multi-token prediction reads embeddings of the target's hidden size "
             f"{target.hidden_size}, and those of the target have {target.embedding_size} numbers"
         )
+    if splits_layers(target):
+        return _joined(target)
     own = [
         i
         for i in range(target.num_layers)
@@ -145,3 +160,27 @@ def mtp_layers(target: TransformerConfig, is_dense: bool = False) -> Transformer
     if is_dense and target.num_experts:
         one = dataclasses.replace(one, num_experts=0, shared_size=0, shared_gate=False, sparse=())
     return one
+
+
+def splits_layers(target: TransformerConfig) -> bool:
+    """Returns whether attention and feed-forward parts are layers of their own, as in Nemotron."""
+    kinds = {target.branch_of(i) for i in range(target.num_layers)}
+    attends = any(_attends(target, i) for i in range(target.num_layers))
+    return "both" not in kinds and "mlp" in kinds and attends
+
+
+def _attends(target: TransformerConfig, layer: int) -> bool:
+    """Returns whether a layer has attention, and no feed-forward part."""
+    is_mixer = target.branch_of(layer) == "mixer"
+    return is_mixer and not target.has_state(layer) and target.mixer_of(layer) is None
+
+
+def _joined(target: TransformerConfig) -> TransformerConfig:
+    """Returns the last layer with attention, and the last with experts or an MLP, as one layer."""
+    every = range(target.num_layers)
+    feeds = [i for i in every if target.branch_of(i) == "mlp"]
+    sparse = [i for i in feeds if target.is_sparse(i)]
+    one = target.keep([(sparse or feeds)[-1]])
+    return dataclasses.replace(
+        one, branches=(), mixers=(), tied_embeddings=False, exact_states=False
+    )

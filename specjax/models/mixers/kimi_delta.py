@@ -40,6 +40,9 @@ class KimiDelta(Mixer):
             whole(name, getattr(self, name), 1, 2**14, "a whole number in [1, 16384]")
         whole("conv_size", self.conv_size, 2, 64, "a whole number in [2, 64]")
 
+    def units(self) -> int:
+        return self.heads
+
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         columns = jnp.zeros((batch, self.conv_size - 1, self.heads * self.head_dim), dtype)
         shape = (batch, self.heads, self.head_dim, self.head_dim)

@@ -97,6 +97,9 @@ class Mamba2(Mixer):
     def attention(self) -> Beside | None:
         return self.beside
 
+    def units(self) -> int:
+        return self.groups
+
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         sizes = self.convolved.values()
         columns = tuple(jnp.zeros((batch, self.conv_size - 1, size), dtype) for size in sizes)

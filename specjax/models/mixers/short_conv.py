@@ -41,6 +41,9 @@ class ShortConv(Mixer):
     def resized(self, hidden_size: int) -> ShortConv:
         return dataclasses.replace(self, channels=hidden_size)
 
+    def units(self) -> int:
+        return self.channels
+
     def state(self, batch: int, dtype: DTypeLike) -> LayerState:
         return LayerState((jnp.zeros((batch, self.conv_size - 1, self.channels), dtype),))
 

@@ -1,0 +1,150 @@
+"""Laws of the programs that an NVIDIA GPU would run, compiled without a GPU.
+
+In an environment with the packages of `.ci/gpu.txt`:
+
+    PYTHONPATH=. python -m pytest --confcutdir tests/process/gpu tests/process/gpu
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+import jax
+import pytest
+from _pytest.mark import ParameterSet
+
+import specjax
+from bench.compiled.chips import chip
+from bench.compiled.drafters import DRAFTERS
+from bench.compiled.sizes import shapes_of
+from bench.gpu.described import devices_of
+from bench.gpu.programs import WHOLE_LOOP, GpuProgram, compile_for_gpu
+from specjax import Decoder, Params, TransformerConfig, sampling
+from specjax.caches import kv
+from specjax.models import products
+
+CONFIG = TransformerConfig(
+    vocab_size=32768,
+    hidden_size=2048,
+    mlp_size=8192,
+    num_layers=2,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    max_positions=2048,
+    tied_embeddings=False,
+)
+DRAFT = shapes_of(dataclasses.replace(CONFIG, num_layers=1))
+CAPACITY = 1024
+
+MOST = {
+    ("none", 1): (1, 121),
+    ("none", 8): (1, 109),
+    ("draft", 1): (3, 484),
+    ("draft", 8): (3, 472),
+    ("ngram", 1): (5, 240),
+    ("ngram", 8): (5, 241),
+    ("tree", 1): (1, 414),
+    ("tree", 8): (1, 420),
+    ("eagle3", 1): (1, 473),
+    ("eagle3", 8): (1, 462),
+    ("dflash", 1): (1, 312),
+    ("dflash", 8): (1, 322),
+    ("mtp-1", 1): (1, 210),
+    ("mtp-1", 8): (1, 206),
+}
+"""(drafter, rows) -> the most waits of the host and launches of a step, with all filters on."""
+
+QUICK = [("none", 1), ("none", 8)]
+"""The cases that run by default; the others are slow."""
+
+
+def cases(*quick: tuple[object, ...], every: Iterable[tuple[object, ...]]) -> list[ParameterSet]:
+    """A drafter in one process, which compiles it once for all laws."""
+    return [
+        pytest.param(
+            *case,
+            marks=(pytest.mark.xdist_group(str(case[0])), *[pytest.mark.slow][: case not in quick]),
+        )
+        for case in every
+    ]
+
+
+EACH = pytest.mark.parametrize(("drafter", "rows"), cases(*QUICK, every=MOST))
+
+
+@functools.cache
+def compiled(
+    drafter: str, rows: int, chips: int = 1, layers: int = 2, whole_loop: bool = False
+) -> GpuProgram:
+    target = shapes_of(dataclasses.replace(CONFIG, num_layers=layers))
+    sketch = DRAFTERS[drafter](target, DRAFT)
+    decoder = Decoder(target.model, sketch.proposer, specjax.Match(), (2,), CAPACITY)
+    params = Params(target.params, sketch.params)
+    options = WHOLE_LOOP if whole_loop else None
+    return compile_for_gpu(decoder, params, devices_of(chip("h100"), chips), rows, None, options)
+
+
+@EACH
+def test_the_host_waits_for_no_part_of_a_step(drafter, rows):
+    """It waits once before a step, and before passes that only some steps have."""
+    waits, launches = MOST[drafter, rows]
+    step = compiled(drafter, rows).step
+    assert step.waits[1] <= waits
+    assert step.launches[1] <= launches
+
+
+@EACH
+def test_a_step_copies_no_cache_and_writes_no_terms(drafter, rows):
+    """Tokens are written in place, no array is copied to be padded, and products are added where
+    they are multiplied."""
+    step = compiled(drafter, rows).step
+    assert step.cache_copies == 0
+    assert step.padded == []
+    assert step.terms_written == []
+
+
+def test_the_whole_loop_is_a_graph_with_the_flag():
+    step = compiled("none", 1, whole_loop=True).step
+    assert step.whole_loop and step.waits == (0, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_launches_of_a_layer(rows):
+    one, two = (compiled("none", rows, layers=layers).step.launches[0] for layers in (1, 2))
+    assert two - one <= 17
+
+
+def test_four_gpus_gather_no_table():
+    made = compiled("none", 1, 4)
+    assert made.step.tables_gathered == []
+    assert made.scratch_bytes < 16e6  # the embedding is 134 MB
+
+
+def changed(monkeypatch, module, name, rows):
+    """The step of a program where a choice falls as on other platforms."""
+    jax.clear_caches()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, lambda choice, other, *operands: other(*operands))
+        step = compiled.__wrapped__("none", rows).step
+    jax.clear_caches()
+    return step
+
+
+def test_terms_in_memory_are_seen(monkeypatch):
+    """A product of one row, as other platforms have it, writes its terms."""
+    assert sum(changed(monkeypatch, products, "by_platform", 1).terms_written) > 10e6
+
+
+def test_a_loop_in_the_filters_is_seen(monkeypatch):
+    """The host waits for its branches, which no graph holds."""
+    step = changed(monkeypatch, sampling, "on_gpu", 1)
+    assert step.waits[1] > MOST["none", 1][0] and step.launches[1] > MOST["none", 1][1]
+
+
+@pytest.mark.slow
+def test_writes_of_single_rows_are_seen(monkeypatch):
+    step = changed(monkeypatch, kv, "by_platform", 8)
+    assert step.launches[1] > MOST["none", 8][1] + 20
