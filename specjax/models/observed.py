@@ -66,5 +66,6 @@ def run_layer(
 
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     with nn.intercept_methods(intercept):
-        module.apply({"params": params}, tokens, positions)
+        # Where intermediates are collected, every layer has a trace of its own.
+        module.apply({"params": params}, tokens, positions, mutable=["intermediates"])
     return Ran(*ran[0], products)
