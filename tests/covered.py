@@ -31,7 +31,7 @@ ROOMS = (
 """Files and folders of specjax/."""
 
 SOURCES = {
-    "early_exit.py", "lookup.py", "proposer.py", "source.py", "translated.py",
+    "early_exit.py", "lookup.py", "proposer.py", "several.py", "source.py", "translated.py",
 }  # fmt: skip
 """The files of a method that run in a step; readers and learners are not among the rooms."""
 
