@@ -110,5 +110,5 @@ CASES = {
 }
 
 if __name__ == "__main__":
-    for name, compare in CASES.items():
-        print(name, *compare(), flush=True)
+    for name, case in CASES.items():
+        print(name, *case(), flush=True)

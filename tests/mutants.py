@@ -52,7 +52,7 @@ TESTS: dict[str, str] = {
     "contract",
     "decoding/commit": "decoder laws_chains:table&chain-match laws_chains:typical",
     "decoding/inputs": "decoder prefill",
-    "decoding/prefill": "decoder prefill taps laws_chains:table&chain-match",
+    "decoding/prefill": "decoder prefill taps memory laws_chains:table&chain-match",
     "decoding/host_grammar": "guided",
     "rules/": "walks inexact_rules variants rules laws_chains:typical laws_chains:chain-block",
     "caches/hybrid": "hybrid hybrid_decoding outer_products cache",

@@ -27,6 +27,7 @@ DRAFTS = [
 HEADS = [
     ("eagle3", "match"), ("eagle3 tree", "rejection"), ("medusa tree", "match"),
     ("peagle tree", "rejection"), ("block draft tree", "rejection"), ("mtp tree", "rejection"),
+    ("mtp layers", "match"),
 ]  # fmt: skip
 OTHERS = [
     ("none", "match"), ("none padded", "rejection"), ("ngram", "match"), ("forced", "match"),

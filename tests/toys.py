@@ -28,10 +28,12 @@ from specjax.methods import (
     Eagle3Source,
     EarlyExitSource,
     MedusaSource,
+    MtpLayersSource,
     MtpSource,
     PEagleSource,
     TranslatedParams,
     TranslatedSource,
+    part_name,
 )
 from specjax.proposers import (
     MEASURED,
@@ -148,6 +150,13 @@ class Toys(ToyModels):
     def _mtp(self) -> tuple[MtpSource, Any]:
         return MtpSource(MTP, VOCAB, taps=(2,)), self.mtp_params(self.weights())
 
+    def _mtp_layers(self) -> tuple[MtpLayersSource, Any]:
+        params = self.mtp_params(self.weights())
+        first = params.own["network"]
+        second = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1), first)
+        own = {"network": {part_name(0): first, part_name(1): second}}
+        return MtpLayersSource(MTP, VOCAB, taps=(2,), num_layers=2), params.replace(own=own)
+
     def _peagle(self) -> tuple[PEagleSource, Any]:
         params = self.eagle3_params(self.weights())
         own = {**params.own, "mask_hidden": self.weights()["embedding"][:2].ravel()}
@@ -255,6 +264,7 @@ class Toys(ToyModels):
                 DynamicTree(self._eagle3()[0], 3, 2, 7), self._eagle3()[1]
             ),
             "mtp tree": lambda: (StaticTree(self._mtp()[0], (2, 1)), self._mtp()[1]),
+            "mtp layers": lambda: (Chain(self._mtp_layers()[0], 3), self._mtp_layers()[1]),
             "peagle tree": lambda: (ChoiceTree(self._peagle()[0], CHOICES), self._peagle()[1]),
             "tree": lambda: (SampledTree(self.model(), SHAPES), self.weights(noise=self.noise)),
             "best first": lambda: (
@@ -288,6 +298,16 @@ class Toys(ToyModels):
                 ),
                 "early exit dynamic tree": lambda: (
                     DynamicTree(EarlyExitSource(self.model(), 1), 2, 2, 5), self.weights()
+                ),
+                "mtp": lambda: (Chain(self._mtp()[0], 3), self._mtp()[1]),
+                "mtp dynamic tree": lambda: (
+                    DynamicTree(self._mtp()[0], 3, 2, 7), self._mtp()[1]
+                ),
+                "mtp layers tree": lambda: (
+                    StaticTree(self._mtp_layers()[0], (2, 1)), self._mtp_layers()[1]
+                ),
+                "mtp layers dynamic tree": lambda: (
+                    DynamicTree(self._mtp_layers()[0], 3, 2, 7), self._mtp_layers()[1]
                 ),
             }
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -258,6 +259,41 @@ def test_a_trial_of_the_drafter_uses_it():
     after = jax.device_get(propose(params, rested)[1].proposer)
     assert (after.offered[~after.drafted] > 0).any()
     assert not after.tried.any() and not after.drafted.any()
+
+
+def test_a_trial_of_the_lookup_needs_a_draft():
+    """A row with one draft or more is tried, at the time of its step, and another row is not; the
+    drafter waits where a row may draft."""
+    params, state = arrays((1.0, 1.1, 1.2, 9.0, 9.0)), after_steps(6)
+    due, most = resting(0.2, unused=9), np.array([1, 3, 3, 0], np.int32)
+    text = state.proposer.lookup.own
+    text = dataclasses.replace(text, length=np.where(np.arange(toys.ROWS) == 1, 0, text.length))
+    given = types.SimpleNamespace(pending=state.tokens[np.arange(toys.ROWS), state.length - 1])
+    found = jax.jit(lambda own: LOOKUP.propose(None, own, given)[0])(text)
+    present = np.minimum(np.asarray(found.parent != ABSENT).sum(1), most)
+    unsure = judged(np.zeros(toys.ROWS), of=9999.0)
+    own = dataclasses.replace(
+        state.proposer,
+        lookup=dataclasses.replace(state.proposer.lookup, own=text, trials=due),
+        drafter=dataclasses.replace(state.proposer.drafter, trials=resting(0.0)),
+        rates=stacked(unsure, unsure),
+    )
+    left = {"limit": state.length + 20, "done": np.zeros(toys.ROWS, bool), "num_drafts": most}
+    state = dataclasses.replace(state, proposer=own, **left)
+    after = jax.device_get(stages("rejection")[1](params, state)[1].proposer)
+    assert present[1] == 0 and 1 in present
+    assert after.tried.tolist() == (present > 0).tolist()
+    np.testing.assert_allclose(after.needed, np.where(present > 0, 1.1, 1.0), rtol=1e-6)
+    assert after.drafter.trials.unused.tolist() == (most > 0).tolist()
+
+
+def test_a_row_that_may_not_draft_has_no_drafts_of_the_drafter():
+    """Not even where the drafter is forced on all rows."""
+    most = np.array([1, 0, 3, 0], np.int32)
+    left = {"done": np.zeros(toys.ROWS, bool), "num_drafts": most}
+    made, after = stages()[1](arrays(forced=4), after_steps(6, **left))
+    assert (made.parent != ABSENT).sum(1).tolist() == most.tolist()
+    assert after.proposer.drafted.tolist() == (most > 0).tolist()
 
 
 @pytest.mark.parametrize(("rate", "pause"), [(0.1, 64), (0.7, PAUSE)])

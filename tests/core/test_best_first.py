@@ -257,6 +257,12 @@ def paths_of(parent, tokens):
     return [way(parent, tokens, node) for node in range(len(parent))]
 
 
+def present_paths(proposal):
+    """The paths of the nodes of the first row, without absent ones."""
+    parent, tokens = proposal.parent[0], proposal.tokens[0]
+    return {way(parent, tokens, node) for node in [0, *np.flatnonzero(parent != ABSENT)]}
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("width", [2, 5])
 def test_the_tree_has_the_most_probable_paths(width, shared):
@@ -302,9 +308,33 @@ def test_no_draft_follows_where_the_source_ends(last):
     def chances(path):
         return source.table(path) if len(path) < 3 and (0, *path)[-1] != last else None
 
-    present = [0, *np.flatnonzero(proposal.parent[0] != ABSENT)]
-    found = {way(proposal.parent[0], proposal.tokens[0], node) for node in present}
-    assert found == set(best_paths(chances, 5, 3))
+    assert present_paths(proposal) == set(best_paths(chances, 5, 3))
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_no_choice_follows_where_the_source_ends(last):
+    """Nodes of a tree of choices whose path holds the token `last`, the pending 0 included, have no
+    children."""
+    source, choices = TableSource(3, 2, True, last=last), ((0,), (1,), (2,), (0, 0), (1, 0), (2, 0))
+    proposal = propose(ChoiceTree(source, choices), np.zeros((1, 7, 3)), True)
+    first = set() if last == 0 else {(0,), (1,), (2,)}
+    below = {(*path, int(np.argmax(source.table(path)))) for path in first if path != (last,)}
+    assert present_paths(proposal) == {(), *first, *below}
+
+
+@pytest.mark.parametrize("tree", [BestFirst, ChoiceTree])
+def test_processors_know_the_path_of_each_node(tree):
+    """Where each token of a path is forbidden after it, no path has a token twice."""
+
+    def once(logits, path=None):
+        said = (path[..., None] == jnp.arange(logits.shape[-1])).any(-2)
+        return jnp.where(said, -jnp.inf, logits)
+
+    source = TableSource(3, 3, True, seed=4)
+    proposer = BestFirst(source, 10, 3) if tree is BestFirst else ChoiceTree(source)
+    paths = present_paths(propose(proposer, np.zeros((1, 16, 3)), True, warp=once))
+    assert max(map(len, paths)) == 3
+    assert all(len(set(path)) == len(path) for path in paths)
 
 
 def test_no_more_nodes_get_children_than_are_proposed():

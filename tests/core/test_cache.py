@@ -163,6 +163,25 @@ def test_visible_slots_by_definition(masked):
         assert visible[b, n, s] == (behind < 0 or (behind < width and mask[b, n, behind]))
 
 
+def test_chunks_by_definition():
+    """A token sees the text from the last multiple of the window on, and a node of a tree is at its
+    depth."""
+    length, window = np.array([0, 3, 4, 7, 9]), 4
+    parent = jnp.array([-1, 0, 0, 1, 3])
+    width, mask = len(parent), np.asarray(tree.ancestor_mask(parent))
+    places = length[:, None] + np.asarray(tree.depth(parent))
+    cache = KVCache.zeros(1, len(length), 1, 16, 1, jnp.float32)
+    cache = dataclasses.replace(cache, length=jnp.asarray(length))
+    visible = np.asarray(
+        cache.visible(jnp.asarray(places), jnp.asarray(mask)[None], window, chunked=True)
+    )
+    for b, n, s in np.ndindex(*visible.shape):
+        behind = s - length[b]
+        seen = behind < 0 or (behind < width and mask[n, behind])
+        place = places[b, behind] if 0 <= behind < width else s
+        assert visible[b, n, s] == (seen and place >= places[b, n] // window * window)
+
+
 def test_one_mask_serves_every_row():
     """A mask [1, N, N] is broadcast to all rows."""
     mask = jnp.asarray(np.random.default_rng(1).random((1, 4, 4)) < 0.5)

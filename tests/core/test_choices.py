@@ -72,6 +72,11 @@ def test_the_best_tree_leaves_out_what_is_never_right():
     assert best_tree(np.array([[9]]), 4) == ()
 
 
+def test_of_equal_trees_the_flatter_one_is_taken():
+    """A child of the first choice and its sibling are right equally often: the sibling is taken."""
+    assert best_tree([[0, 0], [0, 1], [1, 0]], 3) == ((0,), (1,))
+
+
 def test_ranks_are_those_of_the_tokens_ahead():
     """Row t holds the ranks of the tokens at t + 2 + k in the logits at t; ties go to the lower
     id."""

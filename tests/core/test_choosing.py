@@ -27,8 +27,11 @@ def start(rows, depth, prior):
 
 
 def test_rates_are_those_of_recent_drafts():
-    """Counts by window and depth, the weights of the windows and the expected tokens, by a loop."""
-    rng, depth, prior = np.random.default_rng(0), 3, 0.3
+    """Counts by window and depth, the weights of the windows and the expected tokens, by a loop.
+
+    The first step has one draft, which is right.
+    """
+    rng, depth, prior = np.random.default_rng(1), 3, 0.3
     rates, alone = start(1, depth, np.float32(prior)), np.array(False)
     after, gains = AFTER, GAINS
     recent, by_depth = np.zeros((4, 2)), np.zeros((depth, 2))
@@ -62,15 +65,15 @@ def test_rates_are_those_of_recent_drafts():
             recent[w] = recent[w] * (1 - 1 / window) ** len(right) + [len(right), sum(right)]
         for at, yes in enumerate(right):
             by_depth[at] = by_depth[at] * POLICY.kept + [1, yes]
+        for present in range(depth + 1):
+            wanted = np.ones(depth + 1)
+            for at in range(present):
+                reached = [np.prod([chance(w, up) for up in range(at + 1)]) for w in range(4)]
+                wanted[at + 1 :] += weight @ reached
+            found = gains(rates, np.array([present]))
+            np.testing.assert_allclose(found[0], wanted, rtol=1e-4)
     np.testing.assert_allclose(rates.recent[0], recent, rtol=1e-4)
     np.testing.assert_allclose(rates.weight[0], weight, rtol=1e-3)
-    for present in range(depth + 1):
-        wanted = np.ones(depth + 1)
-        for at in range(present):
-            reached = [np.prod([chance(w, up) for up in range(at + 1)]) for w in range(4)]
-            wanted[at + 1 :] += weight @ reached
-        found = gains(rates, np.array([present]))
-        np.testing.assert_allclose(found[0], wanted, rtol=1e-4)
 
 
 @pytest.mark.parametrize("prior", [0.0, 1.0])

@@ -95,10 +95,11 @@ def test_a_trial_pays_if_it_beats_what_decodes_otherwise(worth, pause):
     assert int(after.pause[0]) == pause
 
 
-@pytest.mark.parametrize(("needed", "pause"), [(1.5, 32), (1.4, 1)])
+@pytest.mark.parametrize(("needed", "pause"), [(2.0, 64), (1.75, 32), (1.7, 1)])
 def test_drafts_pay_if_they_promise_more_than_their_time(needed, pause):
-    """A rate of 0.5 promises 1.5 tokens with one draft, which must be more than the time."""
-    proposer = Adaptive(specjax.NGram(1), None, (1, 2), Policy(windows=(8.0,), most=0.5))
+    """A rate of 0.5 promises 1.75 tokens with two drafts, which must be more than the time; the two
+    tokens of the step paid only if they are more than it."""
+    proposer = Adaptive(specjax.NGram(2), None, (1, 3), Policy(windows=(8.0,), most=0.5))
     params = AdaptiveParams(
         None, None, np.array([1, needed], np.float32), np.int32(MEASURED),
         np.full(2, 0.5, np.float32), np.full(2, 64),
@@ -111,7 +112,7 @@ def test_drafts_pay_if_they_promise_more_than_their_time(needed, pause):
         lookup=dataclasses.replace(
             state.lookup, trials=dataclasses.replace(state.lookup.trials, pause=np.full(1, 64))
         ),
-        offered=np.ones(1, np.int32),
+        offered=np.full(1, 2, np.int32),
         needed=np.full(1, needed, np.float32),
     )
     assert proposer.observe(params, state, prompt).lookup.trials.pause.tolist() == [pause]

@@ -27,7 +27,7 @@ from specjax.text import sandbox, token_bytes
 EXPRESSIONS = [
     r"[a-c]+x?", r"(the|that|then) (cat|rat|dog)s*", r"\d{1,3}(\.[\d]{1,3}){3}", r"é*|日本(語|人)?",
     r"[^t]*t", r"(ab|a)(bc|c)?", r"🙂+ ?",
-    r"[0-9]+(\.[0-9]+)?", r"a|ab|a*?bé?c*", r"(t|th)*(he)?", r"é?",
+    r"[0-9]+(\.[0-9]+)?", r"a|ab|a*?bé?c*", r"(t|th)*(he)?", r"é?", "a*",
 ]  # fmt: skip
 LOG = {
     "type": "object",
@@ -282,6 +282,7 @@ def test_automata_are_kept(target, tmp_path, monkeypatch):
     specjax.clear_programs()
     automaton_of(target, JSONSchema(LOG, ""))
     assert len(compiled) == 4
+    assert len([*(tmp_path / "constraints").glob("*.npz")]) == 2
 
 
 def test_no_package(target, monkeypatch):
@@ -379,6 +380,14 @@ def test_what_is_no_schema(schema):
 def test_what_is_no_choice(texts):
     with pytest.raises(ValueError, match="Choice"):
         Choice(texts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [(Regex, "a"), (JSONSchema, {"type": "null"}), (Choice, ["a"])]
+)
+def test_canonical_is_true_or_false(kind, given):
+    with pytest.raises(ValueError, match=r"canonical='no' .*True or False"):
+        kind(given, canonical="no")
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,8 @@ def test_a_step_is_propose_verify_commit(case, rule):
         assert (deep <= bounds[:, None]).all()
         state, info = commit(arrays, state, proposal, checked)
         np.testing.assert_array_equal(info.verdict.node, checked.verdict.node)
+        np.testing.assert_array_equal(info.proposal.parent, checked.tree.parent)
+        assert (info.num_accepted <= bounds).all()
         steps += 1
     assert steps > 5
     assert toys.texts(state) == toys.texts(whole)

@@ -49,3 +49,15 @@ def test_a_matcher_without_a_way_on_is_named():
     with pytest.raises(ValueError, match="prompt 1 under a text that gets stuck: no token"):
         made.roots(3, np.zeros(2, bool))
     assert (made.roots(3, np.array([False, True])) == FREE).all()
+
+
+def test_a_token_that_may_not_follow_is_named():
+    """Only the tokens that a row emitted count, and nothing follows the end of its text."""
+    opening = next(iter(CLOSE))
+    emitted = np.array([[opening, CLOSE[opening]], [opening, toys.EOS], [opening, opening]])
+    rows = [Nested(toys.VOCAB, CLOSE, toys.EOS) for _ in emitted]
+    made = Matchers(rows, np.full((3, 4), toys.EOS), 1)
+    made.observe(emitted, np.array([1, 2, 2]))
+    assert [one.output for one in rows] == [[opening], [opening], [opening, opening]]
+    with pytest.raises(ValueError, match=r"token 2 may not .* prompt 0 under nested brackets"):
+        made.observe(emitted[:, 1:], np.array([1, 1, 1]))

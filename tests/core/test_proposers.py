@@ -25,11 +25,13 @@ from specjax import (
     Proposal,
     Universal,
     sampling,
+    tree,
 )
 from specjax.contract import Context
 from specjax.methods import DraftSource, EarlyExitSource, MedusaSource, TranslatedSource
 from specjax.proposers import Chain, ChoiceTree, StaticTree
 from specjax.proposers.own_text import OwnText
+from specjax.types import Block
 
 NET = toys.model(num_layers=1)
 
@@ -61,6 +63,38 @@ def test_a_static_tree_has_logits_for_each_node(branching):
     assert made.logits.shape == (*made.tokens.shape, size) == (2, proposer.num_nodes, size)
     inner = sorted(set(proposer.parent[1:].tolist()))
     np.testing.assert_array_equal(made.logits[:, inner], table[made.tokens[:, inner]])
+
+
+class Deeper(TableSource):
+    """The logits after a draft are a row of the table, rolled by the draft's distance from the
+    root."""
+
+    def read_tree(self, params, reading, tokens, at, depth, mask):
+        reading, logits = super().read_tree(params, reading, tokens, at, depth, mask)
+        return reading, jax.vmap(jax.vmap(jnp.roll))(logits, depth[at] + 1)
+
+
+def test_a_static_tree_tells_its_source_how_deep_each_node_lies():
+    """The drafts of the first level have depth 0, as `Source.read_tree` says."""
+    proposer, size = StaticTree(Deeper(7), (2, 2, 1)), 7
+    table = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
+    draw = sampling.IndependentDraw.create(
+        jax.random.split(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), size, proposer.num_nodes
+    )
+
+    @jax.jit
+    def propose(table, pending):
+        context = Context(
+            pending, draw, lambda x, path: x, False, False, None, sampled=jnp.array(False)
+        )
+        return proposer.propose(table, (), context)[0]
+
+    made = propose(table, np.array([3], np.int32))
+    tokens, deep = made.tokens[0].tolist(), tree.depth(jnp.asarray(proposer.parent)).tolist()
+    for node in sorted(set(proposer.parent[1:].tolist())):
+        children = np.flatnonzero(proposer.parent == node)
+        best = np.argsort(-np.roll(table[tokens[node]], deep[node]))[: len(children)]
+        assert [tokens[child] for child in children] == best.tolist()
 
 
 @pytest.mark.parametrize(
@@ -185,6 +219,48 @@ def test_a_narrow_proposal_is_padded():
     padded = proposer._padded(narrow)
     assert padded.parent.tolist() == [[-1, 0, 1, -1, -1, -1, -1]]
     assert (padded.tokens.shape, padded.logits.shape) == ((1, 7), (1, 7, toys.VOCAB))
+
+
+def test_a_lookup_behind_a_draft_has_logits_for_the_vocabulary():
+    """Where the first of two draws drafts and the second copies, both have a row of logits."""
+    size = 7
+    proposer = FirstOf(Chain(TableSource(size), 2), NGram(2))
+    draw = sampling.IndependentDraw.create(
+        jax.random.split(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), size, 3
+    )
+
+    @jax.jit
+    def propose(table, pending):
+        context = Context(pending, draw, lambda x, path=None: x, False, True, None)
+        return proposer.propose((table, None), ((), text), context)[0]
+
+    text = OwnText(np.zeros((1, 9), np.int32), np.zeros(1, np.int32))
+    made = propose(np.eye(size, dtype=np.float32), np.array([1], np.int32))
+    assert made.logits.shape == (1, 3, size) and not made.point_mass
+    np.testing.assert_array_equal(made.logits[0, 0], np.eye(size)[1])
+
+
+class Adapted(NGram):
+    """Remembers the adapters of its rows in the place of its state."""
+
+    def adapt(self, state, adapter):
+        return state, adapter
+
+
+def test_both_proposers_know_the_adapters_of_a_row():
+    both = FirstOf(Adapted(2), Adapted(2))
+    assert both.adapt(("one", "two"), 5) == (("one", 5), ("two", 5))
+
+
+def test_an_own_text_holds_its_capacity():
+    """A block at the end stands where it belongs, with its padding behind the capacity."""
+    prompt = Block(np.zeros((2, 3), np.int32), np.zeros((2, 3, 1)), np.zeros(2, np.int32))
+    text = OwnText.empty(prompt, 7, 3)
+    for start, count in ((1, 3), (4, 3), (7, 1)):
+        tokens = np.arange(start, start + 3, dtype=np.int32) + np.array([[0], [10]], np.int32)
+        text = text.append(Block(tokens, np.zeros((2, 3, 1)), np.full(2, count)))
+    assert text.length.tolist() == [7, 7]
+    assert text.tokens[:, :7].tolist() == [[*range(1, 8)], [*range(11, 18)]]
 
 
 def test_two_proposers_that_may_abstain():

@@ -20,8 +20,8 @@ from specjax import (
     NGram,
     NoProposer,
 )
-from specjax.methods import DraftSource
-from specjax.proposers import Adaptive
+from specjax.methods import DraftSource, EarlyExitSource
+from specjax.proposers import Adaptive, Chain
 
 NET = toys.model(num_layers=1)
 
@@ -33,6 +33,7 @@ def tree_of(**changes):
 
 
 REFUSED = {
+    "a proposer as a source": (lambda: Chain(NGram(2), 3), ["source=<a NGram>", "pass a source"]),
     "no levels": (lambda: DraftTree(NET, toys.VOCAB, ()), ["branching=()", "at least 1"]),
     "a level without children": (
         lambda: DraftTree(NET, toys.VOCAB, (2, 0)),
@@ -167,3 +168,28 @@ def test_two_proposers_read_the_same_layers_or_one_reads_none():
 def test_the_narrowest_tree_is_one():
     assert tree_of(width=1, num_nodes=3).max_depth == 2
     assert tree_of(width=29, num_nodes=2).num_nodes == 2
+    assert DraftTree(NET, 4, (4,)).num_nodes == 5  # all tokens are siblings
+
+
+def test_a_dynamic_tree_in_the_cache_of_the_target_has_room_for_what_it_reads():
+    """The root and four nodes of each of two levels, which are more than the proposed nodes."""
+    source = EarlyExitSource(TRANSFORMERS.model(), 1)
+    assert DynamicTree(source, depth=3, width=4, num_nodes=6).scratch == 9
+    assert DynamicTree(source, depth=3, width=4, num_nodes=12).scratch == 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Picky(NGram):
+    """A proposer that works under some rules."""
+
+    def check(self, rule):
+        if rule.wants_logits:
+            raise ValueError("Picky works with match")
+
+
+@pytest.mark.parametrize("parts", [(Picky(2), None), (None, Picky(2)), (NGram(2), Picky(2))])
+def test_an_adaptive_asks_its_parts_about_the_rule(parts):
+    make = functools.partial(Decoder, toys.model(), Adaptive(*parts, (1, 3)))
+    make(RULES["match"](), (), toys.CAPACITY)
+    with pytest.raises(ValueError, match="Picky works with match"):
+        make(RULES["rejection"](), (), toys.CAPACITY)

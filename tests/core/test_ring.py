@@ -82,3 +82,10 @@ def test_where_a_ring_saves_nothing_there_is_none():
     assert jax.tree.leaves(plain) == jax.tree.leaves(windowed)
     assert windowed.rings == (None, None)
     assert [windowed.layer(i).windows for i in range(2)] == [(16,), (None,)]
+    whole = WindowedCache.zeros(1, 1, 1, 64, 1, jnp.float32)
+    ahead, widest = 5, 7
+    for saved in (0, 1):
+        window = whole.capacity - widest - 2 * ahead - saved
+        cut = dataclasses.replace(whole, windows=(window,)).narrow(ahead, widest)
+        assert whole.capacity - cut.keys[0].shape[2] == saved
+        assert (cut.truncate(jnp.array([0])) is None) == bool(saved)

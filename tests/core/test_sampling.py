@@ -269,14 +269,15 @@ def test_acceptance_draws_are_uniform():
 
 
 def test_what_other_platforms_run_computes_the_same(monkeypatch):
-    """The greatest numbers, the first of equal ones, and the noise of a node."""
+    """The greatest numbers, also none of them, the first of equal ones, and the noise of a node."""
     x = np.random.default_rng(0).integers(0, 9, (7, 40)).astype(np.float32)
     x[0, 3:] = -np.inf
     draw = sampling.SharedDraw(jnp.arange(12.0).reshape(4, 3))
     depth = jnp.array([0, 3, 1, 2])
 
     def made():
-        return [sampling.argmax(x), *sampling.top_k(x, 3), draw.noise(depth, depth)]
+        found = [*sampling.top_k(x, 3), *sampling.top_k(x, 0)]
+        return [sampling.argmax(x), *found, draw.noise(depth, depth)]
 
     here = made()
     np.testing.assert_array_equal(here[0], x.argmax(-1))

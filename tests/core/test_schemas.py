@@ -143,18 +143,23 @@ def test_an_expression_that_shows_that_a_character_is_absent(expression, absent)
     assert absent_from(expression) == ("\0" if absent else "")
 
 
-PROBES = [*map(chr, range(0x20, 0x7F)), *"éßK٣中😀\u0085\u00a0\u1680\u2028\u3000\ufeff\n\r\t\b\f"]
+PROBES = [
+    *map(chr, range(0x20, 0x7F)),
+    *"éßK٣中😀\U00010000\u0085\u00a0\u1680\u2028\u3000\ufeff\n\r\t\b\f",
+]
 WORD = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 SPACE = set(" \t\n\r\f\u00a0\u1680\u2028\u3000\ufeff")
 CLASSES = {
     r"\w": WORD, r"\W": set(PROBES) - WORD, r"\d": set("0123456789"), r"\s": SPACE,
     r"\D": set(PROBES) - set("0123456789"), r"\S": set(PROBES) - SPACE,
     ".": set(PROBES) - set("\n\r\u2028"), "[^]": set(PROBES), r"[^\w]": set(PROBES) - WORD,
-    r'[^"]': set(PROBES) - {'"'}, r"[^\\a-y\S]": SPACE, r"[\b\t\n]": set("\b\t\n"),
+    "[^a]": set(PROBES) - {"a"}, r'[^"]': set(PROBES) - {'"'}, r"[^\\a-y\S]": SPACE,
+    r"[\b\t\n]": set("\b\t\n"),
     r"[\w-]": WORD | {"-"}, r"[\d-z]": set("0123456789-z"), r"[^\d\D]?": set(), r"[]-a]": set(),
     r"[\]\-a]": set("]-a"), r"[!-~]": set(map(chr, range(0x21, 0x7F))), r"\x41": {"A"},
     "[aé]": {"a", "é"}, r"[\0-\x00A]": {"A"},
-    r"\u00e9": {"é"}, r"\ud83d\ude00": {"😀"}, r"\u{1F600}": {"😀"}, r"[\u{4e00}-\u9fff]": {"中"},
+    r"\u00e9": {"é"}, r"\ud83d\ude00": {"😀"}, r"\ud800\udc00": {"\U00010000"},
+    r"\u{1F600}": {"😀"}, r"[\u{4e00}-\u9fff]": {"中"},
     r"\cJ": {"\n"}, r"\/": {"/"}, r"\.": {"."}, r"\p{Lu}": None, r"[^\p{L}]": None,
 }  # fmt: skip
 """Patterns of one character, and which of the probes they match in ECMA-262; None is left to
@@ -203,6 +208,7 @@ def test_the_strings_of_a_pattern(pattern):
         (r"\B", r"has \\B, which no"), (r"\01a", "back-reference"), (r"\Aa", r"\\A, which is no"),
         ("a^b", "does not begin"), ("a$b", "does not end"), ("(^a)+", "does not begin"),
         ("a(^b)", "does not begin"), ("(a$)b", "does not end"), (r"\udc00\udc00", "no text"),
+        (r"\ud800\ue000", "no text"),
         ("^*", r"repeats '\^'"), ("a**", "nothing before it"), ("+", "nothing before it"),
         ("(a", r"'\(' without"), ("a)", r"'\)' without"), ("[a", r"'\[' without"),
         ("[a-", r"'\[' without"), ("[z-a]", "from 'z' down to 'a'"), ("\\", "escape"),

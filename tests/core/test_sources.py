@@ -12,6 +12,8 @@ import pytest
 from source_cases import (
     CASES,
     DEPTH,
+    FULL,
+    LENGTHS,
     OF_FEATURES,
     ROWS,
     TEXTS,
@@ -20,9 +22,13 @@ from source_cases import (
     check_in_parts,
     lookaheads,
     made,
+    programs,
 )
+from table_model import TableModel
+from toy_models import VOCAB
 from toys import shipped
 
+from specjax import LanguageModel
 from specjax.contract import BlockSource, Source
 from specjax.contract.proposer import before
 from specjax.methods import BlockDraftSource, EarlyExitSource
@@ -62,6 +68,41 @@ def test_what_is_unread_has_room_for_a_step():
         if hasattr(state, "fresh"):
             sizes[name] = state.fresh.shape[:2]
     assert set(sizes.values()) == {(ROWS, DEPTH + 1)} and len(sizes) > 9
+
+
+def test_what_was_missed_is_read_to_the_end_of_the_room():
+    """A draft model that was left out reads all of texts that fill the array they stand in."""
+    case, at = made("draft, chain"), LENGTHS - 1
+    begin, step, leave_out = programs(case)
+    state = begin(case.params, block_of(case, TEXTS[:, : LENGTHS.max()], at, at * 0))
+    places = np.tile(np.arange(DEPTH + 1), (ROWS, 1)).astype(np.int32)
+    while (at < FULL - 1).any():
+        count = np.minimum(FULL - 1 - at, DEPTH + 1)
+        tokens = np.take_along_axis(TEXTS, at[:, None] + places, axis=1)
+        state = leave_out(case.params, state, block_of(case, tokens, count, at))
+        at = at + count
+    tokens = TEXTS[:, FULL - 1 : FULL + DEPTH]
+    block = block_of(case, tokens, at * 0, at)
+    made_here = step(case.params, state, tokens, places - 1, np.int64(DEPTH), block, places, at)
+    for row in range(ROWS - 1):  # the last one is not wanted
+        wanted = case.logits(TEXTS[row, :FULL].tolist(), ())
+        np.testing.assert_array_equal(made_here[1][row, 0], wanted)
+
+
+@pytest.mark.parametrize("other", ["target", "draft"])
+def test_a_draft_is_bound_to_the_models_that_it_was_made_for(other):
+    """Also if only one of them is another, with the names of both."""
+    source, params = made("draft, chain").source, made("draft, chain").params
+    models = {"target": TableModel(VOCAB), "draft": source.model}
+
+    def bound():
+        target, draft = (LanguageModel(model, params, name=name) for name, model in models.items())
+        return source.bind(target, draft)
+
+    assert bound() is params
+    models[other] = TableModel(VOCAB + 9)
+    with pytest.raises(ValueError, match="made for other models than draft and target"):
+        bound()
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {

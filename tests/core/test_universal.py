@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from started import started
 from toys import TABLES as toys
 
 from specjax import RULES, Adaptive, Decoder, FirstOf, NGram, Params, Universal, UniversalParams
-from specjax.contract import Wrapper
+from specjax.contract import Context, Lookahead, Wrapper
 from specjax.methods.draft_model.translated import spell
 from specjax.proposers import AdaptiveParams
 from specjax.types import ABSENT, Block
@@ -171,6 +172,33 @@ def test_a_draft_that_is_full_falls_silent():
     assert len(kept) > 1 and silent > 10
     assert not full.all()
     assert (state.proposer.cache.length <= toys.CAPACITY + len(START)).all()
+
+
+def test_a_full_draft_reads_what_needs_no_room():
+    """A token without a spelling takes no room, so the logits are those of a draft with more."""
+    source = Universal(DRAFT, toys.VOCAB, 3).source
+    own, one = params().proposer, jnp.ones(1, jnp.int32)
+
+    def block(*tokens):
+        return Block(jnp.array([tokens], jnp.int32), jnp.zeros((1, len(tokens), 1)), one)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def made(capacity):
+        state = started(source, own, block(3, 0), capacity, Lookahead(3, 4, True))
+        state = source.observe(own, state, block(3))
+        rooms = []
+        for pending in (2, 1):  # no piece, and one
+            pending = jnp.array([pending], jnp.int32)
+            context = Context(pending, None, None, True, False, None)
+            state, reading, logits = source.begin(own, state, context)
+            state = source.end(own, state, reading, None)
+            state = source.observe(own, state, block(*pending))
+            rooms.append(state.room)
+        return logits, reading.readable, rooms
+
+    (tight, readable, rooms), (wide, *_) = made(3), made(30)
+    assert readable.all() and [int(room[0]) for room in rooms] == [0, 0]
+    np.testing.assert_array_equal(tight, wide)
 
 
 def net(max_positions):

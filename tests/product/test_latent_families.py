@@ -75,7 +75,8 @@ def test_token_by_token(family):
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
 def test_the_layer_that_drafts_is_left_out(family, tmp_path):
-    """Folders hold it behind the last layer; a tensor behind that is refused by name."""
+    """Folders hold it behind the last layer; a tensor that follows no such layer is refused by
+    name."""
     case = next(iter(test_families.CONFIGS[family]))
     loaded = specjax.load(test_families.make(family, case)[1])
     specjax.save(loaded, tmp_path)
@@ -83,9 +84,9 @@ def test_the_layer_that_drafts_is_left_out(family, tmp_path):
     more = {f"model.layers.2.{name}": np.ones(shape, np.float32) for name, shape in rows.items()}
     folders.change_tensors(tmp_path, lambda tensors: tensors.update(more))
     jax.tree.map(np.testing.assert_array_equal, specjax.load(tmp_path).params, loaded.params)
-    further = {"model.layers.3.eh_proj.weight": np.ones((64, 128), np.float32)}
+    further = {"model.layers.4.eh_proj.weight": np.ones((64, 128), np.float32)}
     folders.change_tensors(tmp_path, lambda tensors: tensors.update(further))
-    with pytest.raises(ValueError, match=r"model\.layers\.3\.eh_proj\.weight is not a tensor"):
+    with pytest.raises(ValueError, match=r"model\.layers\.4\.eh_proj\.weight is not a tensor"):
         specjax.load(tmp_path)
 
 
