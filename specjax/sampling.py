@@ -24,7 +24,7 @@ _IMPLEMENTATION = "threefry2x32"
 
 _EXCLUDED = -30.0  # the score of a token that processors exclude, below those that are kept
 _FEW = 16  # the most siblings or levels for which one pass over the vocabulary each pays
-_BITS = 4  # of a threshold, that a GPU finds in one pass
+_BITS = 4  # the bits of a threshold that a GPU finds in one pass
 _BLOCKS = (128, 64, 32)  # sizes of the blocks in which a CPU looks for a maximum
 
 _LEAST_TEMPERATURE = 1e-20

@@ -34,7 +34,7 @@ from specjax.kernels import MOST_TOKENS
 
 _UNROLLED_ROWS = 16
 _GPU_SLOTS = 128
-"""A cache on a GPU has a multiple of so many slots.  XLA would copy it to pad it."""
+"""The slots of a cache on a GPU are a multiple of this; XLA would copy others to pad them."""
 
 SPARE_SLOTS = 1
 """Slots (1) that a cache has beyond those it needs: `stage` pads a single token to two on a CPU."""

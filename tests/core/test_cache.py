@@ -243,7 +243,7 @@ def test_what_writes_the_slots(dtype, rows, words):
         halves = dtype != jnp.float32 and rows <= 16 and (words or rows > 1)
         assert ("ui16" in text) == halves
         assert ("stablehlo.pad" in text) == (spare and width == 1)
-        # A GPU has a kernel for each slice, and one for all rows.
+        # A GPU would launch a kernel for the slice of each row; a scatter is one for all rows.
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         assert ("scatter" in text) == (rows > 1)
         assert "ui16" not in text and "stablehlo.pad" not in text

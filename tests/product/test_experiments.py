@@ -1,6 +1,6 @@
 """What the authors of specjax count."""
 
-from experiments import house
+from experiments import house, mappings
 
 
 def test_the_house_is_counted(capsys, monkeypatch):
@@ -27,3 +27,12 @@ def test_a_call_that_climbs_is_found():
     low = eval(compile("lambda: f()", checks.__file__, "eval"), {"f": above})
     assert not house.follow(low)[1]
     assert not house.follow(lambda: above())[1]
+
+
+def test_programs_take_mappings(capsys):
+    """The share that a process has grows with each program that it holds."""
+    mappings.main(["--programs", "3", "--kernels", "9"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["1 programs", "2 programs", "3 programs"]
+    shares = [float(line.split()[2].rstrip("%")) for line in lines]
+    assert 0 < shares[0] <= shares[1] <= shares[2] < 100
