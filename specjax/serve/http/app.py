@@ -154,7 +154,7 @@ class Service:
         handles: list[Handle] = []
         try:
             for one, index in asked.each:
-                handles.append(self.engine.submit(one, index))
+                handles.append(self.engine.submit(one, index, asked.cache_salt))
         except Exception:
             following.cancel(handles)  # a part of an answer is no answer
             raise

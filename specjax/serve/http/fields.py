@@ -92,6 +92,7 @@ class Sampled(Body):
     stream_options: StreamOptions | None = None
     response_format: dict[str, object] | None = None
     speculation: Speculation = Speculation()
+    cache_salt: Text | None = None
     return_guesses: Flag = False  # who guessed each token: see docs/serving.md
 
     def called(self) -> dict[str, str]:

@@ -38,7 +38,8 @@ class Asked:
     seed: int
     model: str
     num_drafts: int | None
-    tools: Tools | None = None  # that the texts may call
+    tools: Tools | None  # that the texts may call
+    cache_salt: str | None
 
     @property
     def depth(self) -> int:
@@ -196,7 +197,8 @@ def _asked(
         for tokens, count in zip(ids, new, strict=True)
     ]
     admitted = [engine.checker.admit(request) for request in requests]
-    return Asked(admitted, body.n, seed, model, body.speculation.num_speculative_tokens, tools)
+    drafts = body.speculation.num_speculative_tokens
+    return Asked(admitted, body.n, seed, model, drafts, tools, body.cache_salt)
 
 
 def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | None]:
