@@ -36,13 +36,7 @@ class Material:
     share: float | None = None  # of the sequences with answers, by --weights
 
     def batches(
-        self,
-        length: int,
-        size: int,
-        seed: int,
-        share: float,
-        own: float = 0.0,
-        whole: bool = False,
+        self, length: int, size: int, seed: int, share: float, own: float = 0.0, whole: bool = False
     ) -> Rows:
         """Returns the batches of a run by their steps; see `ordering.batches`.
 

@@ -112,13 +112,7 @@ class RecordedMaterial(Material):
         return cls(None, None, teacher.held_out_rows(), hashes, share, teacher=teacher)
 
     def batches(
-        self,
-        length: int,
-        size: int,
-        seed: int,
-        share: float,
-        own: float = 0.0,
-        whole: bool = False,
+        self, length: int, size: int, seed: int, share: float, own: float = 0.0, whole: bool = False
     ) -> Rows:
         return self.teacher.batches(size, share, seed, whole)
 
@@ -155,11 +149,7 @@ def open_teacher(
     if options.target:
         _check_target(options, teacher, dtype)
     asked, found = (
-        {
-            **(each if settings else {}),
-            "isolate_documents": isolated,
-            "sequence_length": length,
-        }
+        {**(each if settings else {}), "isolate_documents": isolated, "sequence_length": length}
         for each, isolated, length in (
             (settings or {}, isolate_documents, options.sequence_length),
             (request.settings, request.isolate_documents, request.length),

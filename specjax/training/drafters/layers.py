@@ -8,10 +8,7 @@ from specjax.models import Rope, TransformerConfig
 
 
 def layers_like(
-    target: TransformerConfig,
-    num_layers: int,
-    mlp_size: int | None,
-    family: str,
+    target: TransformerConfig, num_layers: int, mlp_size: int | None, family: str
 ) -> TransformerConfig:
     """Returns layers of the sizes of the target's, in the form of Llama or Qwen3.
 

@@ -55,12 +55,7 @@ from specjax.training.mesh import lay_batch
 from specjax.training.ordering import Rows
 from specjax.training.record import RUN, named, num_params, read_run
 from specjax.training.recorded import CANDIDATES
-from specjax.training.recordings import (
-    RecordedMaterial,
-    open_teacher,
-    share_of_answers,
-    target_of,
-)
+from specjax.training.recordings import RecordedMaterial, open_teacher, share_of_answers, target_of
 from specjax.training.sources import SampledOptions, sampled, with_starts
 from specjax.training.student import (
     SIZES,

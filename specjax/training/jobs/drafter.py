@@ -59,12 +59,7 @@ from specjax.training.online import begin, roll_out, row_keys
 from specjax.training.ordering import Rows
 from specjax.training.record import named, num_params
 from specjax.training.recorded import STATES
-from specjax.training.recordings import (
-    RecordedMaterial,
-    open_teacher,
-    share_of_answers,
-    target_of,
-)
+from specjax.training.recordings import RecordedMaterial, open_teacher, share_of_answers, target_of
 from specjax.training.sources import SampledOptions, sampled
 from specjax.training.targets import fitted, load_target, reader
 from specjax.training.trees import Batch, Row, Tree
@@ -230,8 +225,7 @@ def initial_params(
     own = dict(loaded.params)
     theirs = own.pop("to_draft", None)
     if (theirs is None) != (to_draft is None) or not np.array_equal(
-        np.arange(0) if theirs is None else theirs,
-        np.arange(0) if to_draft is None else to_draft,
+        np.arange(0) if theirs is None else theirs, np.arange(0) if to_draft is None else to_draft
     ):
         size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
         raise ValueError(

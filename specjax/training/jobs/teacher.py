@@ -69,8 +69,7 @@ class TeacherOptions(MeshOptions, TargetDataOptions, ServingOptions, ServedOptio
         choices=(*KINDS, _HEADS),
     )
     taps: tuple[int, ...] = option(
-        (),
-        "record the last hidden states and the outputs of these layers, too: 0 is the embedding",
+        (), "record the last hidden states and the outputs of these layers, too: 0 is the embedding"
     )
     sequence_length: int = count(512, "tokens per sequence")
     sequences: int = count(
