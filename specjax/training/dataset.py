@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,6 +64,19 @@ def model_hashes(model: str | pathlib.Path, lora: str | None = None) -> dict[str
         names = ("adapter_config.json", "adapter_model.safetensors", *TOKENIZER)
         hashes["lora"] = digest(*(folder / name for name in names if (folder / name).exists()))
     return hashes
+
+
+def other_hashes(
+    made: Mapping[str, str], wanted: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the name and the beginnings of both hashes of each part that is of another model.
+
+    What was made without a LoRA is another model's where one is wanted, and the reverse.
+    """
+    for name in sorted({*wanted, *({"lora"} & made.keys())}):
+        before, now = made.get(name, "none"), wanted.get(name, "none")
+        if before != now:
+            yield name, f"{before:.12}", f"{now:.12}"
 
 
 def initial_hash(initial: str | None) -> dict[str, str]:
@@ -282,14 +295,11 @@ def read_masked(
     manifest = read_manifest(folder)
     if not manifest["complete"]:
         raise ValueError(f"{folder} is not complete: run the train.generate that made it again")
-    made_with = manifest["request"]["hashes"]
-    for name in sorted({*hashes, *({"lora"} & made_with.keys())}):
-        before, wanted = made_with.get(name, "none"), hashes.get(name, "none")
-        if before != wanted:
-            raise ValueError(
-                f"{folder} was made with another {name} (sha256 {before:.12}) than "
-                f"this one ({wanted:.12}): make it again with specjax train generate"
-            )
+    for name, before, wanted in other_hashes(manifest["request"]["hashes"], hashes):
+        raise ValueError(
+            f"{folder} was made with another {name} (sha256 {before}) than this one ({wanted}): "
+            "make it again with specjax train generate"
+        )
     drawn_with = {"min_p": 0.0, **manifest["request"]["settings"]}
     for name, wanted in ({} if settings is None else {"min_p": 0.0, **settings}).items():
         if drawn_with[name] == wanted:

@@ -12,13 +12,14 @@ every object the fields of all others.
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import pathlib
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
+
+from specjax._internal.checks import reworded
+from specjax._internal.extras import imported
 
 _LINES = (".jsonl", ".ndjson")
 _COLUMNS = (".parquet", ".arrow")
@@ -46,15 +47,13 @@ def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
     """
     if path.suffix in _LINES:
         for number, line in _lines(path):
-            try:
+            with reworded(f"{path}, line {number}: ", kinds=(ValueError, RecursionError)):
                 fields = json.loads(line)
                 if not isinstance(fields, dict):
                     raise ValueError(
                         "it must be an object like "
                         '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
                     )
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
             yield f"line {number}", fields
         return
     number = 0
@@ -168,22 +167,17 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 
 def _batches(path: pathlib.Path) -> Iterator[Any]:
     """Yields the record batches of a parquet or arrow file one after the other."""
+    message = f"reading {path} needs the package pyarrow: pip install pyarrow"
+    names = ("pyarrow", "pyarrow.ipc", "pyarrow.parquet")
+    arrow, ipc, parquet = (imported(name, message) for name in names)
     try:
         if path.suffix == ".parquet":
-            with _pyarrow("pyarrow.parquet", path).ParquetFile(path) as file:
+            with parquet.ParquetFile(path) as file:
                 yield from file.iter_batches()
             return
-        arrow = _pyarrow("pyarrow", path)
         with arrow.memory_map(str(path)) as source:
-            yield from _pyarrow("pyarrow.ipc", path).open_stream(source)
+            yield from ipc.open_stream(source)
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
-        if "pyarrow" in str(error) or isinstance(error, FileNotFoundError):
-            raise
         raise ValueError(f"{path} cannot be read ({error}): write or download it again") from None
-
-
-def _pyarrow(name: str, path: pathlib.Path) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise ValueError(f"reading {path} needs the package pyarrow: pip install pyarrow") from None

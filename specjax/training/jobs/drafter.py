@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax.contract import BlockSource, Proposer, Source
 from specjax.decoding import Decoder
 from specjax.drafters import load_drafter, save_drafter
@@ -50,7 +51,7 @@ from specjax.training.features import Features
 from specjax.training.jobs import distill, medusa
 from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
-from specjax.training.loop import fit, mesh_of_run
+from specjax.training.loop import fit
 from specjax.training.losses import chunked_with_rows
 from specjax.training.material import learned
 from specjax.training.mesh import lay_batch
@@ -58,10 +59,9 @@ from specjax.training.objectives import OBJECTIVES, binary_cross_entropy, mean_o
 from specjax.training.online import begin, roll_out, row_keys
 from specjax.training.ordering import Rows
 from specjax.training.record import named, num_params
-from specjax.training.recorded import STATES
-from specjax.training.recordings import RecordedMaterial, open_teacher, share_of_answers, target_of
+from specjax.training.recordings import RecordedMaterial, opened, share_of_answers
 from specjax.training.sources import SampledOptions, sampled
-from specjax.training.targets import fitted, load_target, reader
+from specjax.training.targets import reader
 from specjax.training.trees import Batch, Row, Tree
 from specjax.types import Json, Params
 
@@ -130,42 +130,44 @@ class DrafterOptions(Sizes, SampledOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_teacher(
-            {"--online": self.online, "--keep-features": self.keep_features},
-            {"--eval-prompts": self.eval_prompts},
-        )
-        if list(self.taps) != sorted(set(self.taps)):
-            raise ValueError(
+        self.check_teacher({"--online": self.online, "--keep-features": self.keep_features}, {})
+        length, other = self.sequence_length, "sampled-fraction"
+        if not self.sampled_fraction:
+            other = "keep-features"
+        settle(
+            (
+                list(self.taps) != sorted(set(self.taps)),
                 f"--taps is {' '.join(map(str, self.taps))}; the layers must be distinct and "
-                "ascending"
-            )
-        if self.draft_vocab_size and self.own_head is False:
-            raise ValueError(
+                "ascending",
+            ),
+            (
+                self.draft_vocab_size and self.own_head is False,
                 "--draft-vocab-size needs an output matrix of the drafter's own: leave out "
-                "--no-own-head"
-            )
-        if self.num_drafts + 2 > self.sequence_length:
-            raise ValueError(
-                f"--sequence-length is {self.sequence_length}; drafts of depth {self.num_drafts} "
-                f"need {self.num_drafts + 2} or more"
-            )
-        if self.anchors > self.sequence_length:
-            raise ValueError(
-                f"--anchors is {self.anchors}; a sequence has {self.sequence_length} positions"
-            )
-        if self.sampled_prompt > self.sequence_length and self.teacher is None:
-            raise ValueError(
-                f"--sampled-prompt {self.sampled_prompt} is more than --sequence-length "
-                f"{self.sequence_length}"
-            )
-        if self.online and (self.sampled_fraction or self.keep_features):
-            other = "sampled-fraction" if self.sampled_fraction else "keep-features"
-            raise ValueError(f"--online learns from new text in every step: leave out --{other}")
-        if self.online and not self.online_steps:
-            raise ValueError(
-                f"--sequence-length {self.sequence_length} has no room for --num-drafts "
-                f"{self.num_drafts} after --sampled-prompt {self.sampled_prompt}"
-            )
+                "--no-own-head",
+            ),
+            (
+                self.num_drafts + 2 > length,
+                f"--sequence-length is {length}; drafts of depth {self.num_drafts} need "
+                f"{self.num_drafts + 2} or more",
+            ),
+            (
+                self.anchors > length,
+                f"--anchors is {self.anchors}; a sequence has {length} positions",
+            ),
+            (
+                self.sampled_prompt > length and self.teacher is None,
+                f"--sampled-prompt {self.sampled_prompt} is more than --sequence-length {length}",
+            ),
+            (
+                self.online and (self.sampled_fraction or self.keep_features),
+                f"--online learns from new text in every step: leave out --{other}",
+            ),
+            (
+                self.online and not self.online_steps,
+                f"--sequence-length {length} has no room for --num-drafts {self.num_drafts} after "
+                f"--sampled-prompt {self.sampled_prompt}",
+            ),
+        )
 
     @property
     def online_steps(self) -> int:
@@ -208,31 +210,27 @@ def initial_params(
             f"{type(mine.source).__name__} and not a {type(theirs).__name__}: pass another "
             "folder, or its kind"
         )
-    faults = _differences(loaded.source, mine.source)
-    if faults:
-        raise ValueError(
-            f"--initial {folder} has another shape than these options describe:\n  "
-            + "\n  ".join(faults)
-        )
-    if ("head" in loaded.shares) == mine.own_head:
-        raise ValueError(
-            f"--initial {folder} has "
-            + ("no output matrix" if mine.own_head else "an output matrix")
-            + " of its own: pass --"
-            + ("no-" if mine.own_head else "")
-            + "own-head"
-        )
-    own = dict(loaded.params)
+    own, faults = dict(loaded.params), _differences(loaded.source, mine.source)
     theirs = own.pop("to_draft", None)
-    if (theirs is None) != (to_draft is None) or not np.array_equal(
-        np.arange(0) if theirs is None else theirs, np.arange(0) if to_draft is None else to_draft
-    ):
-        size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
-        raise ValueError(
-            f"--initial {folder} knows {size}, and --draft-vocab-size "
-            f"{options.draft_vocab_size} of this --data are others: pass the number and "
-            "the data that it was trained with"
-        )
+    size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
+    known = [None if table is None else np.asarray(table).tolist() for table in (theirs, to_draft)]
+    has, cure = ("no", "no-own-head") if mine.own_head else ("an", "own-head")
+    settle(
+        (
+            faults,
+            f"--initial {folder} has another shape than these options describe:\n  "
+            + "\n  ".join(faults),
+        ),
+        (
+            ("head" in loaded.shares) == mine.own_head,
+            f"--initial {folder} has {has} output matrix of its own: pass --{cure}",
+        ),
+        (
+            known[0] != known[1],
+            f"--initial {folder} knows {size}, and --draft-vocab-size {options.draft_vocab_size} "
+            "of this --data are others: pass the number and the data that it was trained with",
+        ),
+    )
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), own)
 
 
@@ -526,23 +524,15 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
     Raises:
       ValueError: options, models and data do not fit together.
     """
-    options.check_source()
     if options.keep_features and jax.process_count() > 1:
         raise ValueError("--keep-features works in a single process: leave it out")
-    mesh = mesh_of_run(options)
-    if options.teacher:
-        teacher = open_teacher(options, options.isolate_documents, (STATES,), options.dtype)
-        share = share_of_answers(options.sampled_fraction, teacher)
-        options = dataclasses.replace(options, sampled_fraction=share)
-        target = target_of(teacher, options, mesh)
-    else:
-        teacher, target = None, load_target(options, options.dtype, mesh)
-        options = fitted(options, target)
+    options, target, teacher, mesh = opened(options)
     config, known = target.model.module.config, None
     learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
     if teacher is not None:
-        teacher = teacher.tapping(learner.source.taps)
-        material = RecordedMaterial.of(teacher)
+        share = share_of_answers(options.sampled_fraction, teacher)
+        options = dataclasses.replace(options, sampled_fraction=share)
+        material = RecordedMaterial.of(teacher.tapping(learner.source.taps))
     else:
         options, material = sampled(options, target)
         if material.text is None:

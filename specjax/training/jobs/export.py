@@ -18,13 +18,18 @@ import numpy as np
 import safetensors
 
 from specjax.files import SINGLE, find_folder, load, save, weight_files
-from specjax.methods import MedusaAdapter, MedusaHeads
+from specjax.methods import (
+    HEAD_FORMATS,
+    HeadTensors,
+    MedusaAdapter,
+    MedusaHeads,
+    read_heads,
+    write_heads,
+)
 from specjax.models import LanguageModel, head_matrix
 from specjax.options.command import parse, run
 from specjax.options.fields import REQUIRED, Options, option
 from specjax.text import vocabulary_digest
-from specjax.training.formats import FORMATS, Heads
-from specjax.training.heads import read_heads, write_heads
 from specjax.training.record import versions
 
 _DRAFT, _MARK = "hf", "export.json"
@@ -38,10 +43,10 @@ class ExportOptions(Options):
     group = "export"
 
     model: str = option(REQUIRED, "folder of a draft, or of Medusa heads")
-    format: str = option(REQUIRED, "output format", choices=(_DRAFT, *FORMATS))
+    format: str = option(REQUIRED, "output format", choices=(_DRAFT, *HEAD_FORMATS))
     out: str = option(REQUIRED, "a new folder, or one that an earlier export wrote")
     source_format: str = option(
-        "specjax", "format of the folder of Medusa heads", choices=tuple(FORMATS)
+        "specjax", "format of the folder of Medusa heads", choices=tuple(HEAD_FORMATS)
     )
     target: str | None = option(
         None, "folder of the target; needed for heads, and used to check a draft's vocabulary"
@@ -57,7 +62,7 @@ class ExportOptions(Options):
                 f"--source-format {self.source_format} is for Medusa heads, and --format "
                 f"{_DRAFT} for drafts"
             )
-        if self.format in FORMATS and self.target is None:
+        if self.format in HEAD_FORMATS and self.target is None:
             raise ValueError(
                 "--target is missing: heads are checked against it, and some formats include its "
                 "linear map to the vocabulary"
@@ -140,7 +145,7 @@ def export_heads(options: ExportOptions) -> None:
     write_heads(pathlib.Path(options.out), options.format, heads, matrix)
 
 
-def _check_marks(heads: Heads, target: LanguageModel, name: str) -> None:
+def _check_marks(heads: HeadTensors, target: LanguageModel, name: str) -> None:
     """Raises ValueError for heads that specjax trained for another target of the same shape."""
     vocab, size = target.model.vocab_size, head_matrix(target.params).shape[0]
     marks = tuple(map(float, heads.form.ours.get("target", ())))
@@ -154,8 +159,8 @@ def main(argv: list[str] | None = None) -> None:
     if out.resolve() == pathlib.Path(options.model).resolve():
         raise ValueError(f"--out {options.out} is the folder that is read; choose another one")
     (export_draft if options.format == _DRAFT else export_heads)(options)
-    written = SINGLE if options.format == _DRAFT else FORMATS[options.format].file
-    for file in {row.file for row in FORMATS.values()} - {written}:
+    written = SINGLE if options.format == _DRAFT else HEAD_FORMATS[options.format].file
+    for file in {row.file for row in HEAD_FORMATS.values()} - {written}:
         # Weights of an earlier export: engines would read them too.
         (out / file).unlink(missing_ok=True)
     facts = {"options": dataclasses.asdict(options), "versions": versions()}

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax.contract import Cache, Model
 from specjax.decoding import Decoder
 from specjax.files import save
@@ -57,25 +58,18 @@ from specjax.training.corpus import starts_of_documents
 from specjax.training.divergences import forward_kl
 from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
-from specjax.training.loop import fit, mesh_of_run
+from specjax.training.loop import fit
 from specjax.training.lora import Lora, initial_lora, merge
 from specjax.training.losses import Teacher, against, chunked, cross_entropy, with_cap
-from specjax.training.material import Material, gather, learned
+from specjax.training.material import gather, learned
 from specjax.training.measure import pad
 from specjax.training.mesh import lay_batch
 from specjax.training.ordering import Rows
 from specjax.training.precision import mixed_dot_general
 from specjax.training.record import named, num_params
 from specjax.training.recorded import STATES, Recorded
-from specjax.training.recordings import (
-    RecordedMaterial,
-    TaughtOptions,
-    open_teacher,
-    share_of_answers,
-    target_of,
-)
+from specjax.training.recordings import RecordedMaterial, TaughtOptions, opened, share_of_answers
 from specjax.training.student import read
-from specjax.training.targets import fitted, load_target
 from specjax.training.trees import Batch, Row, Tree
 from specjax.types import ArrayTree, Json, Params
 
@@ -143,15 +137,19 @@ class MedusaOptions(TaughtOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_teacher({"--lora-rank": self.lora_rank}, {"--eval-prompts": self.eval_prompts})
-        if self.self_distil and not self.lora_rank:
-            raise ValueError("--self-distil needs a target that is trained: pass --lora-rank, too")
+        self.check_teacher({"--lora-rank": self.lora_rank}, {})
         least = self.written_prompt + self.num_heads + 2
-        if self.sequence_length < least:
-            raise ValueError(
+        settle(
+            (
+                self.self_distil and not self.lora_rank,
+                "--self-distil needs a target that is trained: pass --lora-rank, too",
+            ),
+            (
+                self.sequence_length < least,
                 f"--sequence-length is {self.sequence_length}; a prompt of {self.written_prompt} "
-                f"tokens and {self.num_heads} heads need {least} or more"
-            )
+                f"tokens and {self.num_heads} heads need {least} or more",
+            ),
+        )
 
 
 def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
@@ -491,15 +489,10 @@ def make_job(options: MedusaOptions) -> TrainMedusa:
     Raises:
       ValueError: options, models and data do not fit together.
     """
-    options.check_source()
-    mesh = mesh_of_run(options)
-    if options.teacher:
-        teacher, end = open_teacher(options, options.isolate_documents, (STATES,)), None
-        target = target_of(teacher, options, mesh)
-        material: Material = RecordedMaterial.of(teacher, share_of_answers(None, teacher))
+    options, target, teacher, mesh = opened(options)
+    if teacher is not None:
+        end, material = None, RecordedMaterial.of(teacher, share_of_answers(None, teacher))
     else:
-        target = load_target(options, "float32", mesh)
-        options = fitted(options, target)
         material = gather(options, target, pathlib.Path(options.out), options.sequence_length)
         if material.text is not None and material.written is not None:
             raise ValueError(
