@@ -29,7 +29,7 @@ import numpy as np
 from specjax.decoding import Decoder
 from specjax.files import load, read_json
 from specjax.generation import encode_file
-from specjax.measure import interval
+from specjax.measure import interval, measure
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel
 from specjax.options.command import parse, run
@@ -41,7 +41,6 @@ from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
 from specjax.training.jobs.distill import ACCEPTED_LENGTH, DistillOptions
 from specjax.training.lock import alone
-from specjax.training.measure import measure
 from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.record import read_metrics, versions, write
 from specjax.types import Params

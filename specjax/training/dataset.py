@@ -31,11 +31,11 @@ from tqdm import tqdm
 from specjax.decoding import Decoder
 from specjax.files import TOKENIZER, find_folder, read_json
 from specjax.generation import pad_rows
+from specjax.measure import pad, width_for
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
 from specjax.training.conversations import Row
 from specjax.training.corpus import digest
-from specjax.training.measure import pad, width_for
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
 from specjax.training.shards import check_request, read_if_whole, read_shard, save_shard

@@ -14,16 +14,31 @@ from jax.sharding import Mesh
 from specjax._internal.checks import settle
 from specjax.files import read_outline
 from specjax.models import LanguageModel, LinenModel, Transformer
-from specjax.options.fields import as_argument, flag, option
+from specjax.options.fields import Options, as_argument, count, flag, option
 from specjax.training import tables
 from specjax.training.dataset import model_hashes, other_hashes
 from specjax.training.loop import LoopOptions, mesh_of_run
 from specjax.training.material import Material, TargetDataOptions
-from specjax.training.measure import EvaluationOptions
 from specjax.training.ordering import Rows, numbered
 from specjax.training.recorded import CANDIDATES, STATES, Recorded
 from specjax.training.targets import dtype_of, fitted, load_target
 from specjax.training.trees import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationOptions(Options):
+    """The options of an evaluation on held-out data."""
+
+    group = "evaluation"
+
+    eval_batches: int = count(8, "held-out batches per evaluation")
+    eval_prompts: int = count(
+        0,
+        "held-out prompts on which tau of a chain of drafts is measured with the decoder, and of "
+        "drafters and heads greedily; 0: none",
+        0,
+    )
+    eval_tokens: int = count(64, "new tokens for each of them")
 
 
 @dataclasses.dataclass(frozen=True)

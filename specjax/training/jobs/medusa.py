@@ -30,6 +30,7 @@ from specjax._internal.checks import settle
 from specjax.contract import Cache, Model
 from specjax.decoding import Decoder
 from specjax.files import save
+from specjax.measure import pad
 from specjax.methods import (
     MedusaAdapter,
     MedusaHeads,
@@ -62,7 +63,6 @@ from specjax.training.loop import fit
 from specjax.training.lora import Lora, initial_lora, merge
 from specjax.training.losses import Teacher, against, chunked, cross_entropy, with_cap
 from specjax.training.material import gather, learned
-from specjax.training.measure import pad
 from specjax.training.mesh import lay_batch
 from specjax.training.ordering import Rows
 from specjax.training.precision import mixed_dot_general

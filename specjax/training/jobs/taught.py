@@ -11,11 +11,11 @@ from jax.sharding import Mesh
 
 from specjax.contract import Proposer
 from specjax.decoding import Decoder
+from specjax.measure import interval, measure
 from specjax.models import LanguageModel
 from specjax.rules import Match
 from specjax.training.dataset import initial_hash
 from specjax.training.material import Material, held_out_prompts, learned
-from specjax.training.measure import measure_tau
 from specjax.training.recordings import TaughtOptions
 from specjax.training.trees import Row, Tree
 from specjax.types import Params
@@ -78,11 +78,22 @@ class TaughtJob(Generic[OptionsT]):
     def tau(
         self, proposer: Proposer, params: Params, settings: dict[str, float]
     ) -> dict[str, float]:
-        """Returns tau on held-out prompts with the decoder, if --eval-prompts asks for it."""
+        """Returns tau on held-out prompts with the decoder, if --eval-prompts asks for it.
+
+        These are the tokens per pass of the target, and their interval tau_low, tau_high if there
+        are several prompts.
+        """
         o = self.options
         if not o.eval_prompts:
             return {}
         prompts = self.prompts(o.eval_prompts, o.sequence_length - o.eval_tokens)
         room = max(map(len, prompts)) + o.eval_tokens + proposer.num_nodes
         decoder = Decoder(self.target.model, proposer, Match(), self.target.eos, room)
-        return measure_tau(decoder, params, prompts, o.eval_tokens, settings)
+        rows = min(len(prompts), 8)
+        counts = measure(
+            decoder, params, prompts, o.eval_tokens, batch=rows, settings=settings, seed=0
+        ).counts
+        found = interval(counts.emitted, counts.passes)
+        assert found is not None
+        tau, low, high = found
+        return {"tau": tau} | ({"tau_low": low, "tau_high": high} if len(prompts) > 1 else {})
