@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import reworded, settle, shown
 from specjax.generation import text_ids
 from specjax.models import LanguageModel
 from specjax.text import render
@@ -58,11 +58,9 @@ def read_conversations(
     """
     rows, name = [], None
     for where, fields in read_rows(path):
-        try:
+        with reworded(f"{path}, {where}: "):
             name = name or column_of(path, fields, column)
             rows += encode_conversation(target, fields.get(name), fields.get("tools"))
-        except ValueError as error:
-            raise ValueError(f"{path}, {where}: {error}") from None
     if not rows:
         raise ValueError(f"{path} holds no conversation")
     return rows
@@ -137,15 +135,18 @@ def _read_turns(messages: object) -> tuple[list[dict[str, object]], list[int]]:
     read = [_read_turn(number, message) for number, message in enumerate(messages)]
     turns = [turn for turn, _ in read]
     learned = [number for number, (_, is_learned) in enumerate(read) if is_learned]
-    if not learned and any(turn.get("role") == "assistant" for turn in turns):
-        raise ValueError(
-            "every answer has weight 0, so there is nothing to learn: remove this conversation"
-        )
-    if not learned:
-        raise ValueError(
-            "no message has the role assistant, so there is nothing to learn: "
-            "let the target answer with train.generate --prompts"
-        )
+    answers = any(turn.get("role") == "assistant" for turn in turns)
+    settle(
+        (
+            answers and not learned,
+            "every answer has weight 0, so there is nothing to learn: remove this conversation",
+        ),
+        (
+            not answers,
+            "no message has the role assistant, so there is nothing to learn: let the target "
+            "answer with train.generate --prompts",
+        ),
+    )
     return turns, learned
 
 
@@ -158,21 +159,23 @@ def _read_turn(number: int, message: Mapping[str, object]) -> tuple[dict[str, ob
         turn["role"] = _ROLES.get(name, name)
         turn["content"] = turn.pop("value", turn.get("content"))
     weight, role = turn.pop("weight", None), turn.get("role")
-    if weight not in (None, 0, 1):
-        raise ValueError(
+    settle(
+        (
+            weight not in (None, 0, 1),
             f"message {number} has weight {shown(weight)}; a weight is 0, which leaves an answer "
-            "out, or 1"
-        )
-    if weight and role != "assistant":
-        raise ValueError(
+            "out, or 1",
+        ),
+        (
+            weight == 1 and role != "assistant",
             f"message {number} has weight 1 and the role {shown(role)}, and only answers are "
-            "learned: leave this weight out"
-        )
-    if turn.get("content") is None and not any(turn.get(name) for name in _SAYS):
-        raise ValueError(
+            "learned: leave this weight out",
+        ),
+        (
+            turn.get("content") is None and not any(turn.get(name) for name in _SAYS),
             f"message {number} has no content and no tool_calls; its fields are "
-            f"{', '.join(message)}: give it a content, which may be an empty text"
-        )
+            f"{', '.join(message)}: give it a content, which may be an empty text",
+        ),
+    )
     turn.setdefault("content", None)
     return turn, role == "assistant" and weight != 0
 

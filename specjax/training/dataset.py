@@ -28,6 +28,7 @@ import tokenizers
 from jax import Array
 from tqdm import tqdm
 
+from specjax._internal.checks import reworded
 from specjax.decoding import Decoder
 from specjax.files import TOKENIZER, find_folder, read_json
 from specjax.generation import pad_rows
@@ -254,15 +255,10 @@ def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
     Raises:
       ValueError: a shard is damaged.
     """
-    sequences = []
+    sequences, again = [], "run the command that made the dataset again"
     for shard in sorted(folder.glob("*.safetensors")):
-        try:
+        with reworded("", f": delete it, and {again}, which writes this file as it was"):
             arrays = read_shard(shard)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}: delete it, and run the command that made the dataset again, "
-                "which writes this file as it was"
-            ) from None
         columns = (arrays[name] for name in ("tokens", "prompt_length", "length"))
         sequences += [(ids[:end], int(start)) for ids, start, end in zip(*columns, strict=True)]
     return sequences

@@ -30,6 +30,7 @@ import numpy as np
 import safetensors
 from tqdm import tqdm
 
+from specjax._internal.checks import reworded, settle
 from specjax.files import read_json
 from specjax.parallel import leader
 from specjax.training.corpus import digest
@@ -249,26 +250,31 @@ class Recorded:
         manifest = read_manifest(folder)
         request = Request.read(manifest["request"])
         again = "run the train.teacher that made it again"
-        if not manifest["complete"]:
-            raise ValueError(f"{folder} is not complete: {again}")
-        for lacks, name, what, cure in (
-            (not request.top, CANDIDATES[0], "log-probabilities, from which drafts", "--top 64"),
-            (not request.hidden_size, STATES, "hidden states, from which heads", "--drafters KIND"),
-        ):
-            if name in names and lacks:
-                raise ValueError(f"{folder} has no {what} learn: record it again with {cure}")
-        for name, sha256 in manifest["files"].items():
-            if not (folder / name).exists() or digest(folder / name) != sha256:
-                raise ValueError(f"{folder / name} is not what was written there: {again}")
+        none, cure = f"{folder} has no", "learn: record it again with"
+        settle(
+            (not manifest["complete"], f"{folder} is not complete: {again}"),
+            (
+                CANDIDATES[0] in names and not request.top,
+                f"{none} log-probabilities, from which drafts {cure} --top 64",
+            ),
+            (
+                STATES in names and not request.hidden_size,
+                f"{none} hidden states, from which heads {cure} --drafters KIND",
+            ),
+            *(
+                (
+                    not (folder / name).exists() or digest(folder / name) != sha256,
+                    f"{folder / name} is not what was written there: {again}",
+                )
+                for name, sha256 in manifest["files"].items()
+            ),
+        )
         whole = hashlib.sha256()
         for number in range(request.files):
-            file = _file(folder, number)
-            try:
-                arrays = read_shard(file)
-            except ValueError as error:
-                raise ValueError(f"{error}: delete it, and {again}") from None
-            if len(arrays["tokens"]) != len(request.rows(number)):
-                raise ValueError(f"{file} has another number of sequences: delete it, and {again}")
+            file, wanted = _file(folder, number), len(request.rows(number))
+            with reworded("", f": delete it, and {again}"):
+                found = len(read_shard(file)["tokens"])
+                settle((found != wanted, f"{file} has another number of sequences"))
             whole.update(digest(file).encode())
         return cls(folder, request, whole.hexdigest(), names)
 

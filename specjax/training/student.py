@@ -165,8 +165,12 @@ def make_model(options: ModelOptions, vocab_size: int, context: int | None = Non
     if start is None:
         sizes = options.new_model
         config = TransformerConfig(
-            **sizes,
             vocab_size=vocab_size,
+            hidden_size=sizes["hidden_size"],
+            mlp_size=sizes["mlp_size"],
+            num_layers=sizes["num_layers"],
+            num_heads=sizes["num_heads"],
+            num_kv_heads=sizes["num_kv_heads"],
             head_dim=sizes["hidden_size"] // sizes["num_heads"],
             max_positions=context,
             tied_embeddings=True,

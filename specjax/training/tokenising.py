@@ -26,6 +26,7 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
+from specjax._internal.checks import settle
 from specjax.files import read_tokenizer
 from specjax.parallel import leader
 from specjax.training.corpus import (
@@ -48,8 +49,8 @@ from specjax.training.shards import read_if_whole, read_shard, save_shard
 _WORDS, _PARTS = "tokenizer.json", ("train", "held_out")
 _PROGRESS, _FOLDER = "progress.json", "parts"
 _BATCH = 1 << 20
-Settings = dict[str, Any]
 """Characters that are tokenised at a time, into one part."""
+Settings = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,15 +190,17 @@ def _tokenise(source: Source, out: pathlib.Path, settings: Settings) -> None:
         else:
             kept += len(batch)
         count += len(batch)
-    if count != split.count:
-        raise ValueError(
+    settle(
+        (
+            count != split.count,
             f"--data had {split.count} texts and now has {count}: it must not change while it is "
-            f"tokenised.  Delete {out} and begin again"
-        )
-    if texts.hexdigest() != split.sha256:
-        raise ValueError(
-            f"--data has changed since {out} was begun: delete it to tokenise --data again"
-        )
+            f"tokenised.  Delete {out} and begin again",
+        ),
+        (
+            count == split.count and texts.hexdigest() != split.sha256,
+            f"--data has changed since {out} was begun: delete it to tokenise --data again",
+        ),
+    )
     if kept:
         print(f"{out}: {kept} of {count} texts were tokenised already", flush=True)
     tokens = {name: _join(parts, name, out / f"{name}.bin") for name in _PARTS}
@@ -284,33 +287,27 @@ def _trained(sources: list[Source], splits: list[_Split], vocab_size: int) -> to
 
 def _check(out: pathlib.Path, manifest: pathlib.Path, settings: Settings) -> None:
     """Raises ValueError unless `out` was made with these settings, and is unchanged."""
-    before, hashes = _read_manifest(manifest)
-    if before != settings:
-        raise ValueError(
-            f"{manifest} was made with {before}, not with {settings}: "
-            "choose another --out, or delete it"
-        )
-    for name, sha256 in hashes.items():
-        if not (out / name).exists() or digest(out / name) != sha256:
-            raise ValueError(
-                f"{out / name} is not what was tokenised (its SHA-256 is not the one in "
-                f"{manifest.name}): delete {out} to tokenise --data again"
-            )
-
-
-def _read_manifest(path: pathlib.Path) -> tuple[dict[str, object], dict[str, str]]:
-    """Returns the settings and the hashes in `corpus.json`.
-
-    Raises:
-      ValueError: it cannot be read.
-    """
+    cure = f"delete {out} to tokenise --data again"
     try:
-        facts = json.loads(path.read_bytes())
-        return dict(facts["settings"]), dict(facts["sha256"])
+        facts = json.loads(manifest.read_bytes())
+        before, hashes = dict(facts["settings"]), dict(facts["sha256"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error!r}): delete {path.parent} to tokenise --data again"
-        ) from None
+        raise ValueError(f"{manifest} cannot be read ({error!r}): {cure}") from None
+    settle(
+        (
+            before != settings,
+            f"{manifest} was made with {before}, not with {settings}: choose another --out, or "
+            "delete it",
+        ),
+        *(
+            (
+                not (out / name).exists() or digest(out / name) != sha256,
+                f"{out / name} is not what was tokenised (its SHA-256 is not the one in "
+                f"{manifest.name}): {cure}",
+            )
+            for name, sha256 in hashes.items()
+        ),
+    )
 
 
 def _hash(text: str) -> str:

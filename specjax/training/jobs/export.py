@@ -17,6 +17,7 @@ import pathlib
 import numpy as np
 import safetensors
 
+from specjax._internal.checks import settle
 from specjax.files import SINGLE, find_folder, load, save, weight_files
 from specjax.methods import (
     HEAD_FORMATS,
@@ -57,26 +58,29 @@ class ExportOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.format == _DRAFT and self.source_format != "specjax":
-            raise ValueError(
-                f"--source-format {self.source_format} is for Medusa heads, and --format "
-                f"{_DRAFT} for drafts"
-            )
-        if self.format in HEAD_FORMATS and self.target is None:
-            raise ValueError(
-                "--target is missing: heads are checked against it, and some formats include its "
-                "linear map to the vocabulary"
-            )
-        if self.format in (_DRAFT, "vllm") and "eagle" in self.out.lower():
-            raise ValueError(
-                f"--out {self.out}: vLLM takes a folder with 'eagle' in its path for EAGLE; choose "
-                "another name"
-            )
         out = pathlib.Path(self.out)
-        if out.exists() and not (out / _MARK).exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(
-                f"--out {self.out} has contents that no export wrote; choose a new folder"
-            )
+        others = out.exists() and not (out / _MARK).exists()
+        settle(
+            (
+                self.format == _DRAFT and self.source_format != "specjax",
+                f"--source-format {self.source_format} is for Medusa heads, and --format {_DRAFT} "
+                "for drafts",
+            ),
+            (
+                self.format in HEAD_FORMATS and self.target is None,
+                "--target is missing: heads are checked against it, and some formats include its "
+                "linear map to the vocabulary",
+            ),
+            (
+                self.format in (_DRAFT, "vllm") and "eagle" in self.out.lower(),
+                f"--out {self.out}: vLLM takes a folder with 'eagle' in its path for EAGLE; choose "
+                "another name",
+            ),
+            (
+                others and (not out.is_dir() or any(out.iterdir())),
+                f"--out {self.out} has contents that no export wrote; choose a new folder",
+            ),
+        )
 
 
 def export_draft(options: ExportOptions) -> None:
@@ -107,20 +111,23 @@ def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
     Raises:
       ValueError: the draft has other tokens, or another number of them.
     """
-    if draft.model.vocab_size != target.model.vocab_size:
-        raise ValueError(
+    assert draft.tokenizer is not None
+    words = target.tokenizer or draft.tokenizer
+    other_size = draft.model.vocab_size != target.model.vocab_size
+    settle(
+        (
+            other_size,
             f"the draft {draft.name!r} has {draft.model.vocab_size} tokens and the target "
             f"{target.name!r} {target.model.vocab_size}; engines need equal numbers: train the "
-            "draft with the target's vocabulary"
-        )
-    assert draft.tokenizer is not None
-    if target.tokenizer and vocabulary_digest(draft.tokenizer) != vocabulary_digest(
-        target.tokenizer
-    ):
-        raise ValueError(
+            "draft with the target's vocabulary",
+        ),
+        (
+            not other_size and vocabulary_digest(draft.tokenizer) != vocabulary_digest(words),
             f"the draft {draft.name!r} has other tokens than the target {target.name!r}, and vLLM "
-            "and TensorRT-LLM would feed it the target's: train a draft with the target's tokenizer"
-        )
+            "and TensorRT-LLM would feed it the target's: train a draft with the target's "
+            "tokenizer",
+        ),
+    )
     if draft.model.max_positions < target.model.max_positions:
         print(
             f"note: the draft reads {draft.model.max_positions} positions and the target "
