@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from specjax._internal.checks import reworded
 from specjax.models import FAMILIES, TransformerConfig
 
 _DERIVED = ("embedding_scale",)
@@ -143,10 +144,8 @@ def written(config: TransformerConfig, name: str) -> TransformerConfig:
       ValueError: the config.json of the family cannot say it.
     """
     family = FAMILIES[config.family]
-    try:
+    with reworded(f"{name}: "):
         read = family.read_config(family.write_config(config))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
     for field in dataclasses.fields(config):
         asked, said = vars(config)[field.name], vars(read)[field.name]
         if asked != said and field.name not in _DERIVED:

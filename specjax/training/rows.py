@@ -132,17 +132,20 @@ def read_texts(path: pathlib.Path, asked: str | None) -> Iterator[tuple[str, str
     for where, fields in read_rows(path):
         column = column or column_of(path, fields, asked)
         text = fields.get(column)
+        is_chat = column in _CHATS and _is_conversation(column, text)
+        if isinstance(text, str) and not is_chat:
+            yield where, text
+            continue
+        fault = (
+            "a conversation as JSON text, and the first row holds a text that is no JSON: keep "
+            "each kind in a file of its own"
+        )
         if not isinstance(text, str):
-            raise ValueError(
-                f"{path}, {where}: {column} holds {type(text).__name__}; it must be a text: "
-                "correct the row, or name another column with --column"
+            fault = (
+                f"{type(text).__name__}; it must be a text: correct the row, or name another "
+                "column with --column"
             )
-        if column in _CHATS and _is_conversation(column, text):
-            raise ValueError(
-                f"{path}, {where}: {column} holds a conversation as JSON text, and the first row "
-                "holds a text that is no JSON: keep each kind in a file of its own"
-            )
-        yield where, text
+        raise ValueError(f"{path}, {where}: {column} holds {fault}")
 
 
 def _without_nulls(value: object) -> object:

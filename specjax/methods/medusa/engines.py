@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax._internal.checks import settle
 from specjax.files import SINGLE
 
 Config = Mapping[str, Any]
@@ -120,28 +121,29 @@ def _write_vllm(form: Form, size: int, vocab: int) -> dict[str, object]:
 
 
 def _read_vllm(config: Config) -> Counts:
-    if config.get("medusa_fc_bias") is not True:
-        raise ValueError(
-            "medusa_fc_bias is not true, so vLLM drops the biases: set it, if they were trained"
-        )
-    if config.get("truncated_vocab_size", config["vocab_size"]) != config["vocab_size"]:
-        raise ValueError(
-            "truncated_vocab_size is smaller than vocab_size; "
-            "specjax reads heads of a whole vocabulary"
-        )
-    if config.get("logit_scale", 1.0) != 1.0:
-        raise ValueError(
-            f"logit_scale is {config['logit_scale']}; specjax reads heads that are not scaled"
-        )
     counts = [
         [config[key] for key in config if "num" in key and word in key]
         for word in ("heads", "layers")
     ]
-    if [len(values) for values in counts] != [1, 1]:
-        raise ValueError(
-            "it must have one key with 'num' and 'heads' in its name, "
-            "and one with 'num' and 'layers'"
-        )
+    scale, has_bias = config.get("logit_scale", 1.0), config.get("medusa_fc_bias") is True
+    size = config["vocab_size"] if has_bias else None
+    settle(
+        (
+            not has_bias,
+            "medusa_fc_bias is not true, so vLLM drops the biases: set it, if they were trained",
+        ),
+        (
+            has_bias and config.get("truncated_vocab_size", size) != size,
+            "truncated_vocab_size is smaller than vocab_size; specjax reads heads of a whole "
+            "vocabulary",
+        ),
+        (scale != 1.0, f"logit_scale is {scale}; specjax reads heads that are not scaled"),
+        (
+            [len(values) for values in counts] != [1, 1],
+            "it must have one key with 'num' and 'heads' in its name, and one with 'num' and "
+            "'layers'",
+        ),
+    )
     return counts[0][0], counts[1][0], not config.get("original_lm_head", False)
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import pathlib
 
+from specjax._internal.checks import settle
 from specjax.generation import encode_file
 from specjax.models import LanguageModel
 from specjax.options.command import parse, run
@@ -52,14 +53,16 @@ class GenerateOptions(SpeculationOptions, TextOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        if not RULES[self.rule]().exact:
-            raise ValueError(
-                f"--rule {self.rule} changes the distribution: the text would not be the target's"
-            )
-        if bool(self.prompts) == bool(self.data):
-            raise ValueError(
-                "pass --prompts with a file of prompts or --data with folders of text, not both"
-            )
+        settle(
+            (
+                not RULES[self.rule]().exact,
+                f"--rule {self.rule} changes the distribution: the text would not be the target's",
+            ),
+            (
+                bool(self.prompts) == bool(self.data),
+                "pass --prompts with a file of prompts or --data with folders of text, not both",
+            ),
+        )
 
 
 def main(argv: list[str] | None = None) -> None:

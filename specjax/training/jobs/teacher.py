@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax.files import TOKENIZER
 from specjax.models import LinenModel, head_matrix
 from specjax.options.command import parse, run
@@ -89,13 +90,17 @@ class TeacherOptions(MeshOptions, TargetDataOptions, ServingOptions, ServedOptio
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.candidates and not self.has_states:
-            raise ValueError("--top 0 records nothing: pass --drafters or --taps, too")
-        if self.has_states and self.dtype == "int8":
-            raise ValueError(
+        settle(
+            (
+                not self.candidates and not self.has_states,
+                "--top 0 records nothing: pass --drafters or --taps, too",
+            ),
+            (
+                self.has_states and self.dtype == "int8",
                 "drafters use matrices of the target, which --dtype int8 has rounded: pass float32 "
-                "or bfloat16"
-            )
+                "or bfloat16",
+            ),
+        )
 
     @property
     def has_states(self) -> bool:
