@@ -36,13 +36,14 @@ from specjax.options.command import parse, run
 from specjax.options.fields import REQUIRED, flag, inside, option
 from specjax.parallel import leader, mesh_of
 from specjax.rules import RULES
-from specjax.training.corpus import TextOptions, digest
+from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
 from specjax.training.jobs.distill import ACCEPTED_LENGTH, DistillOptions
 from specjax.training.lock import alone
 from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.record import read_metrics, versions, write
+from specjax.training.shards import digest
 from specjax.types import Params
 
 MESH = tuple(field.name for field in dataclasses.fields(MeshOptions))

@@ -48,10 +48,7 @@ def read_conversations(
     {"from": "human", "value": "..."}.  The list may be a JSON text.  The template is also given the
     tools in the column "tools", if there are any.
 
-    Args:
-      target: renders and tokenises them.
-      path: the file.
-      column: the column that holds them; None: as `rows.column_of` finds it.
+    Without a `column` it is the one that `rows.column_of` finds.
 
     Raises:
       ValueError: a row is wrong; the message gives its number and the reason.
@@ -69,13 +66,12 @@ def read_conversations(
 def encode_conversation(target: LanguageModel, messages: object, tools: object = None) -> list[Row]:
     """Returns the token ids of a conversation in the target's template, and the learned ones.
 
+    These are one row, or a row for each assistant turn if the template rewrites earlier turns.
+
     Args:
       target: renders and tokenises it.
       messages: its turns, or their JSON text.  "weight": 0 leaves an answer out.
       tools: descriptions of functions for the template, or their JSON text; None: there are none.
-
-    Returns:
-      One row, or a row for each assistant turn if the template rewrites earlier turns.
 
     Raises:
       ValueError: the conversation has no assistant turn to learn, a turn is wrong, or the tokens do

@@ -21,6 +21,7 @@ import tokenizers
 from specjax.options.fields import REQUIRED, Options, count, option
 from specjax.training.ordering import Rows, shuffled
 from specjax.training.rows import has_rows, holds_conversations, read_texts
+from specjax.training.shards import digest
 from specjax.training.trees import Row
 
 END_OF_TEXT = "<|endoftext|>"
@@ -258,16 +259,6 @@ def starts_of_documents(tokenizer: tokenizers.Tokenizer, isolate: bool) -> int |
             f"--isolate-documents needs a tokenizer with {END_OF_TEXT}, which starts a document"
         )
     return start
-
-
-def digest(*paths: pathlib.Path) -> str:
-    """Returns the SHA-256 of the contents of the files, one after the other."""
-    sha256 = hashlib.sha256()
-    for path in paths:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                sha256.update(block)
-    return sha256.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,10 +36,9 @@ from specjax.measure import pad, width_for
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
 from specjax.training.conversations import Row
-from specjax.training.corpus import digest
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
-from specjax.training.shards import check_request, read_if_whole, read_shard, save_shard
+from specjax.training.shards import check_request, digest, read_if_whole, read_shard, save_shard
 from specjax.types import DecodeState, Params
 
 Carry = tuple[DecodeState, Array, Array]

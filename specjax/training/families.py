@@ -32,8 +32,7 @@ def alike(
     Args:
       sizes: the requested sizes by name; None: the size of that configuration.
       config: of the model that the student is like.
-      vocab_size: of the student.
-      context: tokens that the student should read.
+      vocab_size, context: of the student, which should read so many tokens.
       name: of the option that names the model, for messages.
 
     Raises:

@@ -15,11 +15,12 @@ from jax import Array
 from specjax.models import LanguageModel
 from specjax.training import dataset
 from specjax.training.conversations import read_conversations
-from specjax.training.corpus import Tokens, digest, files_of
+from specjax.training.corpus import Tokens, files_of
 from specjax.training.dataset import model_hashes
 from specjax.training.mixture import DataOptions, Mixture
 from specjax.training.ordering import Rows, batches
 from specjax.training.rows import has_rows, holds_conversations
+from specjax.training.shards import digest
 from specjax.training.targets import TargetOptions
 from specjax.training.tokenising import prepare
 from specjax.training.written import Written
@@ -77,14 +78,11 @@ def gather(
     settings: Mapping[str, float] | None = None,
     exact: bool = False,
 ) -> Material:
-    """Reads `options.data`.
-
-    It may name folders and files of text, datasets of train.generate, and files of rows with texts
-    or conversations (`rows.py`).
+    """Reads `options.data`: text, datasets of train.generate, and files of rows (`rows.py`).
 
     Args:
-      options: the options of the job.
-      target: the model in `options.target`.
+      options: of the job, whose `target` is the model.
+      target: that model.
       out: folder of the run.
       length: tokens per sequence.
       settings: the sampling settings that the run learns for; datasets that were drawn with others

@@ -33,11 +33,10 @@ from tqdm import tqdm
 from specjax._internal.checks import reworded, settle
 from specjax.files import read_json
 from specjax.parallel import leader
-from specjax.training.corpus import digest
 from specjax.training.mesh import together
 from specjax.training.ordering import Rows, batches, numbered, shuffled
 from specjax.training.record import write as write_text
-from specjax.training.shards import check_request, read_if_whole, read_shard, save_shard
+from specjax.training.shards import check_request, digest, read_if_whole, read_shard, save_shard
 from specjax.training.trees import Row
 from specjax.training.written import Written
 
@@ -142,14 +141,10 @@ def write(
     outputs: Callable[[np.ndarray], Said],
     files: Mapping[str, bytes],
 ) -> None:
-    """Records a target, or continues an unfinished recording.
+    """Records a target's `outputs` for tokens [R, T + 1], or continues an unfinished recording.
 
-    Args:
-      folder: created if needed.
-      request: the request of the recording.
-      rows: the sequences of each chunk.
-      outputs: the target's outputs for tokens [R, T + 1].
-      files: of the target's folder, by name, without its weights; and of what drafters share.
+    `rows` are the sequences of each chunk.  The recording gets the `files` of the target's folder,
+    by name, without its weights; and of what drafters share.
 
     Raises:
       ValueError: the folder holds a recording of another request, or the disk is too small for the

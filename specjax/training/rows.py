@@ -64,12 +64,9 @@ def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
 
 
 def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
-    """Returns the column of a file with a text or a conversation.
+    """Returns the column with a text or a conversation, of a file whose first row is `fields`.
 
-    Args:
-      path: the file, for messages.
-      fields: its first row.
-      asked: `--column`; None: the first of `NAMES` that is there.
+    Without `--column` (`asked`) it is the first of `NAMES` that is there.
 
     Raises:
       ValueError: the column is missing; the message names the nearest one.

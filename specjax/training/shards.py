@@ -16,6 +16,16 @@ import safetensors.numpy
 _HASH = "sha256"
 
 
+def digest(*paths: pathlib.Path) -> str:
+    """Returns the SHA-256 of the contents of the files, one after the other."""
+    sha256 = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                sha256.update(block)
+    return sha256.hexdigest()
+
+
 def check_request(
     folder: pathlib.Path, kind: str, before: Mapping[str, object], wanted: Mapping[str, object]
 ) -> None:

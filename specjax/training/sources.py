@@ -63,15 +63,9 @@ SampledT = TypeVar("SampledT", bound=SampledOptions)
 def sampled(
     options: SampledT, target: LanguageModel, exact: bool = False
 ) -> tuple[SampledT, Material]:
-    """Reads the data of a run, and lets the target write the sequences that are asked for.
+    """Returns the options with the share of sequences with answers, and the data.
 
-    Args:
-      options: of the run.
-      target: the model in `options.target`.
-      exact: as for `gather`.
-
-    Returns:
-      The options with the share of these sequences, and the data.
+    The target writes the sequences that are asked for.  `exact` is as for `gather`.
 
     Raises:
       ValueError: `--online` has no text; or as `gather`.

@@ -261,14 +261,8 @@ def check_initial(
 ) -> None:
     """Raises ValueError if a folder with weights has other tokens than the job; nothing is loaded.
 
-    Args:
-      start: the folder of the student; without weights nothing is checked.
-      words: the job's tokenizer; None: nothing is checked.
-      size: size of the job's vocabulary, padding included.
-      whose: for the message, the owner of the job's vocabulary.
-      cure: for the message, the advice if the folder has other tokens.
-      one_size: for the message, the reason for a vocabulary that is padded to the same size; "" if
-        there is none.
+    The job has the tokenizer `words` and a vocabulary of `size`, padding included.  The message
+    says `whose` they are, the `cure`, and with `one_size` which option needs an equal padding.
     """
     if start is None or not start.has_weights or words is None:
         return
@@ -329,15 +323,10 @@ def read_layers(
     starts: Array | None = None,
     taps: tuple[int, ...] = (),
 ) -> ModelOutput:
-    """Runs a pass over a batch of packed text.
+    """Runs a pass over packed text [B, T], of which the layers `taps` give their outputs, too.
 
-    Args:
-      model: the model.
-      params: its parameters.
-      inputs: [B, T].
-      end: the token that starts a document.  With it, each document is read on its own.
-      starts: [B, T] 1 where a sequence begins that is read on its own; None: only at the left.
-      taps: layers whose outputs are wanted, too.
+    Documents that start with the token `end`, and sequences that begin where `starts` [B, T] is 1,
+    are read on their own.
     """
     positions, mask = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape), None
     documents = None if end is None else inputs == end
@@ -373,17 +362,9 @@ def save_student(
 ) -> None:
     """Writes a Hugging Face folder in bfloat16.
 
-    Args:
-      folder: the folder.
-      model: the model.
-      params: its parameters.
-      words: its tokenizer.
-      eos: its EOS ids; () for none.
-      files: files of the tokenizer, by name, that are written as they are.
-      start: the folder of the model's source.  With the folder's weights it keeps the folder's
-        other
-        files, too: the configuration as far as it is the same, the sampling defaults, and the
-        tokenizer unless `files` has one.
+    Files of the tokenizer in `files` are written as they are.  With the weights of a `start`, the
+    model keeps the folder's other files, too: the configuration as far as it is the same, the
+    sampling defaults, and the tokenizer unless `files` has one.
     """
     made = LanguageModel(model, params, words, eos, folder.name, files=files or {})
     if start is not None and start.has_weights:

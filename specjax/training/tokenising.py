@@ -33,7 +33,6 @@ from specjax.training.corpus import (
     LEAST,
     Source,
     Tokens,
-    digest,
     holds_out,
     number_of,
     read_documents,
@@ -44,7 +43,7 @@ from specjax.training.corpus import (
 from specjax.training.mesh import together
 from specjax.training.mixture import Mixture
 from specjax.training.record import write
-from specjax.training.shards import read_if_whole, read_shard, save_shard
+from specjax.training.shards import digest, read_if_whole, read_shard, save_shard
 
 _WORDS, _PARTS = "tokenizer.json", ("train", "held_out")
 _PROGRESS, _FOLDER = "progress.json", "parts"

@@ -7,7 +7,6 @@ from typing import cast
 
 from specjax.methods import METHODS
 from specjax.models import TransformerConfig
-from specjax.training.drafters.layers import taps_of
 from specjax.training.drafters.learner import Learner
 from specjax.training.drafters.sizes import Sizes
 
@@ -42,5 +41,12 @@ def plan(kind: str, options: Sizes, target: TransformerConfig, mask_token: int) 
 
 
 def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
-    """Returns the layers that a kind reads by default of a target with `num_layers` layers."""
-    return taps_of(num_layers, METHODS[kind].num_taps)
+    """Returns the layers that a kind reads by default of a target with `num_layers` layers.
+
+    They lie from low to high, the last one included, each at most once.
+    """
+    count = min(METHODS[kind].num_taps, num_layers)
+    if count == 1:
+        return (num_layers,)
+    first = min(2, num_layers - count + 1)
+    return tuple(first + round(i * (num_layers - first) / (count - 1)) for i in range(count))

@@ -43,15 +43,9 @@ class Trainable(Job, Protocol):
 
 
 def calibrated(job: T, losses: Sequence[str], steps: int, prompts: int) -> T:
-    """Returns the job with the loss that reaches the best tau on a short schedule.
+    """Returns the job with the loss of the best tau on held-out prompts, after `steps` steps.
 
     A finished training is not repeated, and an interrupted one resumes.
-
-    Args:
-      job: the job.
-      losses: the losses that are compared.
-      steps: of each training.
-      prompts: held-out prompts on which tau is measured.
 
     Raises:
       ValueError: `auto.json` was written with other options, or training failed with every loss.

@@ -26,7 +26,7 @@ from specjax.decoding import Decoder
 from specjax.files import TOKENIZER
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel, LinenModel, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
 from specjax.proposers import NoProposer
@@ -38,7 +38,7 @@ from specjax.training.divergences import DIVERGENCES, blend
 from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
 from specjax.training.loop import fit
-from specjax.training.losses import Teacher, chunked, chunked_rows, with_cap
+from specjax.training.losses import Operands, Teacher, chunked, chunked_rows, with_cap
 from specjax.training.material import Material, learned
 from specjax.training.mesh import lay_batch
 from specjax.training.ordering import Rows
@@ -318,19 +318,35 @@ class Distill(TaughtJob[DistillOptions]):
         if o.loss == ACCEPTED_LENGTH:
             return self._accepted_length(params, frozen, batch, tokens)
         weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
-        hidden, rows = self._read(params, frozen, tokens, batch.get("starts"))
-        shared = (self._teacher(frozen), self.serving, self._share(batch))
-        total = chunked(with_cap(losses.against(DIVERGENCES[o.loss], o.top), self.cap, self.size))(
-            hidden, head_matrix(params), (weight, rows), shared
+        hidden, rows, shared = self._inputs(params, frozen, batch, tokens)
+        total = chunked(with_cap(self.divergence, self.cap, self.size))(
+            hidden, head_matrix(params), (weight, *rows), (*shared, self._share(batch))
         )
         return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
+
+    @property
+    def divergence(self) -> Callable[..., Array]:
+        """The loss for `chunked`, whose rows and shared arrays are those of `_inputs`."""
+        return losses.against(DIVERGENCES[self.options.loss], self.options.top)
+
+    def _inputs(
+        self, params: Tree, frozen: Tree, batch: Batch, tokens: Array
+    ) -> tuple[Array, Operands, Operands]:
+        """Returns hidden states [B * T, E] of the draft, the target's rows, and what all share."""
+        inputs, starts = tokens[:, :-1], batch.get("starts")
+        target = read(self.reader, frozen, inputs, self.end, starts)
+        hidden = read(self.draft, params, inputs, self.end, starts)
+        cap = self.target.model.module.config.logit_softcap
+        teacher = Teacher(head_matrix(frozen), cap, self.size)
+        return hidden, (jax.lax.stop_gradient(target),), (teacher, self.serving)
 
     def _accepted_length(
         self, params: Tree, frozen: Tree, batch: Batch, tokens: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Returns 1 - E[N] / gamma, blended with forward KL while it is annealed."""
         o = self.options
-        kl, ratio, alpha = self._rows(accepted.statistics, params, frozen, tokens, True)
+        labels = tokens[:, 1:].reshape(-1)
+        kl, ratio, alpha = self._rows(params, frozen, batch, tokens, labels)
         # A window of text continues after an EOS, but a decoder stops there.
         ends = jnp.isin(tokens[:, 1:], jnp.array(self.target.eos, jnp.int32))
         ratio = jnp.where(ends, 0, ratio)
@@ -346,36 +362,18 @@ class Distill(TaughtJob[DistillOptions]):
         expected = jnp.sum(counts * length) / jnp.maximum(weight, 1)
         return mean, {"weight": weight, "expected_accepted_length": expected}
 
-    def _teacher(self, frozen: Tree) -> Teacher:
-        cap = self.target.model.module.config.logit_softcap
-        return Teacher(head_matrix(frozen), cap, self.size)
-
     def _share(self, batch: Batch) -> Array | None:
         """Returns the weight of `--loss` against forward KL; None where nothing is annealed."""
         return batch["share"][0] if self.options.anneal_steps else None
 
-    def _read(
-        self, params: Tree, frozen: Tree, tokens: Array, starts: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Returns hidden states [B * T, E] of the draft and of the target."""
-        inputs = tokens[:, :-1]
-        target = read(self.reader, frozen, inputs, self.end, starts)
-        return read(self.draft, params, inputs, self.end, starts), jax.lax.stop_gradient(target)
-
     def _rows(
-        self,
-        statistics: Callable[..., Array],
-        params: Tree,
-        frozen: Tree,
-        tokens: Array,
-        labelled: bool,
+        self, params: Tree, frozen: Tree, batch: Batch, tokens: Array, *labels: Array
     ) -> Array:
-        """Returns the statistics [S, B, T] of each token; `labelled` ones use the next token."""
-        hidden, target = self._read(params, frozen, tokens)
-        rows = (tokens[:, 1:].reshape(-1), target) if labelled else (target,)
-        shared = (self._teacher(frozen), self.serving)
+        """Returns statistics [S, B, T] of each token; with the next tokens, those of a chain."""
+        statistics = accepted.statistics if labels else self.agreement
+        hidden, rows, shared = self._inputs(params, frozen, batch, tokens)
         values = chunked_rows(with_cap(statistics, self.cap, self.size))(
-            hidden, head_matrix(params), rows, shared
+            hidden, head_matrix(params), (*labels, *rows), shared
         )
         return jnp.moveaxis(values.reshape(len(tokens), -1, values.shape[-1]), -1, 0)
 
@@ -427,19 +425,16 @@ class Distill(TaughtJob[DistillOptions]):
         return total / len(target), {"online_tau": tau}
 
     measures = ("kl", "alpha", "same_argmax")
+    agreement = staticmethod(losses.agreement)
 
     @functools.cached_property
     def _measure(self) -> Callable[[Tree, Tree, Batch], Array]:
         def mean(params: Tree, frozen: Tree, batch: Batch) -> Array:
             weight = learned(batch["drawn"], self.options.learn_prompts) * batch["counted"][:, None]
-            values = self._agreement(params, frozen, batch)
+            values = self._rows(params, frozen, batch, batch["tokens"])
             return (weight * values).sum((1, 2)) / weight.sum()
 
         return jax.jit(mean)
-
-    def _agreement(self, params: Tree, frozen: Tree, batch: Batch) -> Array:
-        """Returns [3, B, T] the `measures` of each token."""
-        return self._rows(losses.agreement, params, frozen, batch["tokens"], False)
 
     def evaluate(self, params: Tree) -> dict[str, float]:
         params = self.whole(params, self.frozen)
@@ -488,6 +483,7 @@ class DistillRecorded(Distill):
     """Trains a draft by a divergence from the log-probabilities of a recording."""
 
     measures = ("kl_at_least", "alpha_at_least", "alpha_at_most", "same_argmax")
+    agreement = staticmethod(losses.recorded_agreement)
 
     @property
     def frozen(self) -> Tree:
@@ -500,27 +496,15 @@ class DistillRecorded(Distill):
             lambda rows: {**rows, **{name: rows[name][:, :, :top] for name in CANDIDATES}}
         )
 
-    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
-        o = self.options
-        weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
-        hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
-        total = chunked(with_cap(losses.against_recorded(DIVERGENCES[o.loss]), self.cap))(
-            hidden, head_matrix(params), (weight, *_flat(batch)), (self.serving, self._share(batch))
-        )
-        return total / weight.sum().clip(1), {"weight": weight.sum()}
+    @property
+    def divergence(self) -> Callable[..., Array]:
+        return losses.against_recorded(DIVERGENCES[self.options.loss])
 
-    def _agreement(self, params: Tree, frozen: Tree, batch: Batch) -> Array:
-        hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
-        values = chunked_rows(with_cap(losses.recorded_agreement, self.cap))(
-            hidden, head_matrix(params), _flat(batch), (self.serving,)
-        )
-        return jnp.moveaxis(values.reshape(*batch["drawn"].shape, -1), -1, 0)
-
-
-def _flat(batch: Batch) -> tuple[Array, Array]:
-    """Returns the recorded ids and log-probabilities [B * T, k]."""
-    ids, log_probs = batch["top_ids"], batch["top_log_probs"]
-    return ids.reshape(-1, ids.shape[-1]), log_probs.reshape(-1, ids.shape[-1])
+    def _inputs(
+        self, params: Tree, frozen: Tree, batch: Batch, tokens: Array
+    ) -> tuple[Array, Operands, Operands]:
+        said = (batch[name].reshape(-1, batch[name].shape[-1]) for name in CANDIDATES)
+        return read(self.draft, params, tokens[:, :-1], self.end), tuple(said), (self.serving,)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -638,7 +622,3 @@ def _with_models(job: Distill) -> Distill:
     sizes = {name: size for name, size in sizes.items() if size}
     print(f"parameters: {json.dumps(sizes)}", flush=True)
     return dataclasses.replace(job, facts={"models": models})
-
-
-if __name__ == "__main__":
-    run(main)

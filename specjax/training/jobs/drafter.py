@@ -30,7 +30,7 @@ from specjax.decoding import Decoder
 from specjax.drafters import load_drafter, save_drafter
 from specjax.methods import PublishedDrafter, SharedParams, own_shardings, sizes_of
 from specjax.models import LanguageModel, Tables, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import REQUIRED, count, option
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
@@ -191,14 +191,8 @@ def initial_params(
 ) -> Tree:
     """Returns the parameters of the folder `--initial` in float32.
 
-    Args:
-      options: of the run.
-      target: the model that it is trained for.
-      mine: the drafter that the options describe.
-      to_draft: [V] the drafter's id of each token, or -1; None if it knows all tokens.
-
-    Raises:
-      ValueError: the folder holds a drafter of another kind, shape or vocabulary.
+    Raises ValueError if it holds a drafter of another kind, shape or vocabulary than `mine`, with
+    `to_draft` [V]: the drafter's id of each token, or -1; None if it knows all tokens.
     """
     folder = options.initial
     assert folder is not None
@@ -546,7 +540,3 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
     if job.features is not None:
         print(job.features, flush=True)
     return job
-
-
-if __name__ == "__main__":
-    run(main)

@@ -28,7 +28,7 @@ from specjax.methods import (
     write_heads,
 )
 from specjax.models import LanguageModel, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import REQUIRED, Options, option
 from specjax.text import vocabulary_digest
 from specjax.training.record import versions
@@ -176,7 +176,3 @@ def main(argv: list[str] | None = None) -> None:
         f"{options.format}: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}",
         flush=True,
     )
-
-
-if __name__ == "__main__":
-    run(main)

@@ -14,7 +14,7 @@ import pathlib
 from specjax._internal.checks import settle
 from specjax.generation import encode_file
 from specjax.models import LanguageModel
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, option
 from specjax.parallel import leader
 from specjax.rules import RULES
@@ -116,7 +116,3 @@ def generate(options: GenerateOptions) -> None:
     made = dataset.read_manifest(out)
     counts = f"{made['sequences']} sequences, {made['new_tokens']} new tokens"
     print(f"wrote {out}: {counts}", flush=True)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -41,7 +41,7 @@ from specjax.methods import (
     save_medusa,
 )
 from specjax.models import LanguageModel, LinenModel, attend, from_function, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, matching, option
 from specjax.parallel import (
     TRAINING_RULES,
@@ -506,7 +506,3 @@ def make_job(options: MedusaOptions) -> TrainMedusa:
         counts["lora"] = num_params(jax.eval_shape(job.changes))
     print(f"parameters: {json.dumps(counts)}", flush=True)
     return job
-
-
-if __name__ == "__main__":
-    run(main)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from specjax.files import find_folder, read_config, read_outline
 from specjax.models import LinenModel, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, inside, option
 from specjax.training.corpus import Tokens, end_of_text, starts_of_documents
 from specjax.training.dataset import initial_hash
@@ -187,7 +187,3 @@ def make_job(options: PretrainOptions) -> Pretrain:
     model = make_model(options, size, options.max_positions)
     end = starts_of_documents(tokenizer, options.isolate_documents)
     return Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from specjax.generation import read_lines
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import REQUIRED, count, option
 from specjax.training.corpus import TextOptions, held_out_texts, read_documents, too_few
 
@@ -103,7 +103,3 @@ def main(argv: list[str] | None = None) -> None:
     text = "".join(json.dumps(prompt) + "\n" for prompt in lines)
     pathlib.Path(options.out).write_text(text)
     print(f"wrote {options.out}: {len(lines)} prompts", flush=True)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -21,7 +21,7 @@ from jax import Array
 from specjax._internal.checks import settle
 from specjax.files import TOKENIZER
 from specjax.models import LinenModel, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
 from specjax.training import recorded, tables
@@ -245,7 +245,3 @@ def _taps(options: TeacherOptions, layers: int) -> tuple[int, ...]:
                 f"{layers} the output of the last layer"
             )
     return tuple(sorted(found))
-
-
-if __name__ == "__main__":
-    run(main)
