@@ -14,6 +14,7 @@ from typing import Any, Protocol, SupportsFloat
 
 import jax
 
+from specjax._internal.checks import settle
 from specjax._internal.extras import imported
 from specjax.options.fields import Options, flag
 from specjax.parallel import leader
@@ -115,16 +116,19 @@ def _compare(
     accept_changes: bool,
 ) -> None:
     """Raises ValueError for a run that cannot go on; the parts of `run.json` are compared."""
-    if "optimizer" not in before["options"]:
-        raise ValueError(
+    is_old = "optimizer" not in before["options"]
+    settle(
+        (
+            is_old,
             f"{folder} was written by an earlier version of specjax, whose optimizers had another "
             "state: finish it with that version, or begin another --out from its weights "
-            f"(--initial {folder / 'best'})"
-        )
-    if before["shapes"] != now["shapes"]:
-        raise ValueError(
-            f"{folder} is a run of another job, or of a model of other sizes: choose another --out"
-        )
+            f"(--initial {folder / 'best'})",
+        ),
+        (
+            not is_old and before["shapes"] != now["shapes"],
+            f"{folder} is a run of another job, or of a model of other sizes: choose another --out",
+        ),
+    )
     changes = changed_options(options, before["options"], now["options"])
     hashes = {
         name: [each["inputs"].get(name, "none") for each in (before, now)]

@@ -156,13 +156,11 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 
     Only a newline ends a line: JSON texts may hold other characters that separate lines.
     """
-    try:
+    with reworded(f"{path} is not UTF-8 text (", "); save it as UTF-8", (UnicodeDecodeError,)):
         with open(path, encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
 
 
 def _batches(path: pathlib.Path) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import cast
 
 from specjax.methods import METHODS
@@ -26,12 +27,7 @@ def plan(kind: str, options: Sizes, target: TransformerConfig, mask_token: int) 
     Raises:
       ValueError: a layer that the target does not have, or sizes that do not fit together.
     """
-    for tap in options.taps:
-        if not 0 <= tap <= target.num_layers:
-            raise ValueError(
-                f"--taps names {tap}, and the target has {target.num_layers} layers: 0 is the "
-                f"embedding, and {target.num_layers} the output of the last layer"
-            )
+    check_taps(options.taps, target.num_layers)
     method = METHODS[kind]
     assert method.learner is not None
     module, name = method.learner.split(":")
@@ -50,3 +46,13 @@ def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
         return (num_layers,)
     first = min(2, num_layers - count + 1)
     return tuple(first + round(i * (num_layers - first) / (count - 1)) for i in range(count))
+
+
+def check_taps(taps: Iterable[int], num_layers: int) -> None:
+    """Raises ValueError for a layer that a target with `num_layers` layers lacks."""
+    for tap in taps:
+        if not 0 <= tap <= num_layers:
+            raise ValueError(
+                f"--taps names {tap}, and the target has {num_layers} layers: 0 is the embedding, "
+                f"and {num_layers} the output of the last layer"
+            )

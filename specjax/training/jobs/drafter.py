@@ -31,7 +31,7 @@ from specjax.drafters import load_drafter, save_drafter
 from specjax.methods import PublishedDrafter, SharedParams, own_shardings, sizes_of
 from specjax.models import LanguageModel, Tables, head_matrix
 from specjax.options.command import parse
-from specjax.options.fields import REQUIRED, count, option
+from specjax.options.fields import REQUIRED, count, inside, option
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
@@ -522,6 +522,7 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
         raise ValueError("--keep-features works in a single process: leave it out")
     options, target, teacher, mesh = opened(options)
     config, known = target.model.module.config, None
+    inside(options, f"[0, {target.model.vocab_size - 1}]", "mask_token")
     learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
     if teacher is not None:
         share = share_of_answers(options.sampled_fraction, teacher)

@@ -26,7 +26,7 @@ from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
 from specjax.training import recorded, tables
 from specjax.training.corpus import starts_of_documents
-from specjax.training.drafters import KINDS, default_taps
+from specjax.training.drafters import KINDS, check_taps, default_taps
 from specjax.training.lock import alone
 from specjax.training.losses import Teacher, log_target, mapped
 from specjax.training.material import Material, TargetDataOptions, gather
@@ -230,18 +230,9 @@ def _said(
 
 
 def _taps(options: TeacherOptions, layers: int) -> tuple[int, ...]:
-    """Returns the layers whose outputs are recorded, ascending.
-
-    Raises:
-      ValueError: the target lacks one of them.
-    """
+    """Returns the layers whose outputs are recorded, ascending."""
     found = set(options.taps)
     for kind in options.drafters:
         found |= set(default_taps(kind, layers) if kind != _HEADS else ())
-    for tap in found:
-        if not 0 <= tap <= layers:
-            raise ValueError(
-                f"--taps names {tap}, and the target has {layers} layers: 0 is the embedding, and "
-                f"{layers} the output of the last layer"
-            )
+    check_taps(found, layers)
     return tuple(sorted(found))
