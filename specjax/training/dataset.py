@@ -30,11 +30,12 @@ from tqdm import tqdm
 
 from specjax._internal.checks import reworded
 from specjax.decoding import Decoder
-from specjax.files import TOKENIZER, find_folder, read_json
+from specjax.files import TOKENIZER, find_folder
 from specjax.generation import pad_rows
 from specjax.measure import pad, width_for
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
+from specjax.training import shards
 from specjax.training.conversations import Row
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
@@ -133,8 +134,8 @@ def write(
     if leader():
         _describe(path, wanted, False, 0, 0)
     count = 0
-    shards = range(-(-request.sequences // request.batch))
-    bar = tqdm(shards, desc="the target writes", unit="shard", disable=None if leader() else True)
+    numbers = range(-(-request.sequences // request.batch))
+    bar = tqdm(numbers, desc="the target writes", unit="shard", disable=None if leader() else True)
     for number in bar:
         shard = folder / f"{number:05d}.safetensors"
         if (arrays := read_if_whole(shard)) is None:
@@ -156,13 +157,8 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     Raises:
       ValueError: it cannot be read.
     """
-    manifest = read_json(folder / MANIFEST)
-    if not {"request", "complete", "sequences", "new_tokens"} <= set(manifest):
-        raise ValueError(
-            f"{folder / MANIFEST} is not the description of a dataset: bring it back from a copy, "
-            f"or delete {folder} and write the dataset again"
-        )
-    return manifest
+    fields = {"request", "complete", "sequences", "new_tokens"}
+    return shards.read_manifest(folder / MANIFEST, "dataset", fields, "write the dataset")
 
 
 def _describe(

@@ -31,8 +31,8 @@ import safetensors
 from tqdm import tqdm
 
 from specjax._internal.checks import reworded, settle
-from specjax.files import read_json
 from specjax.parallel import leader
+from specjax.training import shards
 from specjax.training.mesh import together
 from specjax.training.ordering import Rows, batches, numbered, shuffled
 from specjax.training.record import write as write_text
@@ -207,13 +207,8 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     """
     if not (folder / MANIFEST).exists():
         raise ValueError(f"{folder} has no {MANIFEST}: make it with specjax train teacher")
-    manifest = read_json(folder / MANIFEST)
-    if not {"request", "complete", "files"} <= set(manifest):
-        raise ValueError(
-            f"{folder / MANIFEST} is not the description of a recording: bring it back from a "
-            f"copy, or delete {folder} and record it again"
-        )
-    return manifest
+    fields = {"request", "complete", "files"}
+    return shards.read_manifest(folder / MANIFEST, "recording", fields, "record it")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,10 +8,14 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
+
+from specjax._internal.checks import reworded
+from specjax.files import read_json
 
 _HASH = "sha256"
 
@@ -44,6 +48,21 @@ def check_request(
     )
 
 
+def read_manifest(path: pathlib.Path, kind: str, fields: set[str], again: str) -> dict[str, Any]:
+    """Returns the description of a folder of shards.
+
+    Raises:
+      ValueError: it lacks one of the `fields`.
+    """
+    manifest = read_json(path)
+    if not fields <= set(manifest):
+        raise ValueError(
+            f"{path} is not the description of a {kind}: bring it back from a copy, or delete "
+            f"{path.parent} and {again} again"
+        )
+    return manifest
+
+
 def save_shard(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes a file atomically: a process that is killed leaves the old file or the new one."""
     partial = path.with_suffix(".partial")
@@ -57,12 +76,11 @@ def read_shard(path: pathlib.Path) -> dict[str, np.ndarray]:
     Raises:
       ValueError: the file is damaged.
     """
-    try:
+    kinds = (safetensors.SafetensorError, OSError)
+    with reworded(f"{path} cannot be read (", ")", kinds):
         with safetensors.safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}
             wanted = (file.metadata() or {}).get(_HASH)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from None
     if wanted not in (None, _hash(arrays)):
         raise ValueError(f"{path} has changed since it was written (its SHA-256 differs)")
     return arrays
