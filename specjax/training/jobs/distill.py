@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -260,7 +259,7 @@ class Distill(TaughtJob[DistillOptions]):
     draft: LinenModel
     end: int | None = None  # the token that starts a document, if documents are isolated; else None
     trained: tuple[str, ...] | None = None  # which of the draft's parameters; None: all
-    facts: Mapping[str, Json] = dataclasses.field(default_factory=dict)  # for `run.json`
+    more: Mapping[str, Json] = dataclasses.field(default_factory=dict)  # for `run.json`
 
     def __post_init__(self):
         self.serving = self.options.serving
@@ -277,12 +276,22 @@ class Distill(TaughtJob[DistillOptions]):
         """Returns the same job with another loss and options, and more for its `run.json`."""
         options = dataclasses.replace(self.options, loss=loss, **changes)
         options = dataclasses.replace(options, anneal_steps=annealing(options))
-        return dataclasses.replace(self, options=options, facts={**self.facts, **facts})
+        return dataclasses.replace(self, options=options, more={**self.more, **facts})
 
     @property
     def initial(self) -> str | None:
         start = self.options.start
         return start.folder if start is not None and start.has_weights else None
+
+    @property
+    def models(self) -> dict[str, dict[str, Json]]:
+        start, shapes = self.options.start, jax.eval_shape(self.draft.init, jax.random.key(0))
+        draft = named(start and start.folder, self.draft.module.config, shapes)
+        return {**super().models, "draft": draft}
+
+    @property
+    def facts(self) -> dict[str, Json]:
+        return {**super().facts, **self.more}
 
     def init(self) -> Tree:
         if self.trained is None:
@@ -558,7 +567,9 @@ def make_job(options: DistillOptions) -> Distill:
     assert target.tokenizer is not None  # the data was read with it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     kind = Distill if teacher is None else DistillRecorded
-    return _with_models(kind(options, target, material, draft, end, trained, mesh=mesh))
+    job = kind(options, target, material, draft, end, trained, mesh=mesh)
+    job.say_sizes(trained=num_params(jax.eval_shape(job.init)) if job.trained else 0)
+    return job
 
 
 def _beside_target(
@@ -607,18 +618,3 @@ def _check_start(options: DistillOptions, target: LanguageModel) -> None:
         "a draft must share the target's tokens: pass one that was trained for this target",
         "--teacher" if options.teacher else "--draft-fraction" if options.draft_fraction else "",
     )  # fmt: skip
-
-
-def _with_models(job: Distill) -> Distill:
-    """Returns the job with its models in `run.json`; their sizes are printed."""
-    shapes, start = jax.eval_shape(job.draft.init, jax.random.key(0)), job.options.start
-    models = {
-        "target": named(job.options.words, job.target.model.module.config, job.target.num_params),
-        "draft": named(start and start.folder, job.draft.module.config, shapes),
-    }
-    sizes = {"target": job.target.num_params, "draft": models["draft"]["parameters"]}
-    if job.trained:
-        sizes["trained"] = num_params([shapes[name] for name in job.trained])
-    sizes = {name: size for name, size in sizes.items() if size}
-    print(f"parameters: {json.dumps(sizes)}", flush=True)
-    return dataclasses.replace(job, facts={"models": models})

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Callable
@@ -58,7 +57,7 @@ from specjax.training.mesh import lay_batch
 from specjax.training.objectives import OBJECTIVES, binary_cross_entropy, mean_of, per_row
 from specjax.training.online import begin, roll_out, row_keys
 from specjax.training.ordering import Rows
-from specjax.training.record import named, num_params
+from specjax.training.record import num_params
 from specjax.training.recordings import RecordedMaterial, opened, share_of_answers
 from specjax.training.sources import SampledOptions, sampled
 from specjax.training.targets import reader
@@ -258,10 +257,6 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
         if self.known is not None:
             self.to_draft = np.full(size, -1, np.int32)
             self.to_draft[self.known] = np.arange(len(self.known))
-
-    @property
-    def initial(self) -> str | None:
-        return self.options.initial
 
     def init(self) -> Tree:
         if self.options.initial is not None:
@@ -472,18 +467,10 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
         return num_params(jax.eval_shape(self.fresh))
 
     @property
-    def facts(self) -> dict[str, Json]:
-        o, config = self.options, self.target.model.module.config
-        models = {
-            "target": named(o.words, config, self.target.num_params),
-            "drafter": {
-                "folder": o.initial,
-                "kind": o.kind,
-                "taps": self.learner.source.taps,
-                "parameters": self.size,
-            },
-        }
-        return {"models": models}
+    def models(self) -> dict[str, dict[str, Json]]:
+        o, taps = self.options, self.learner.source.taps
+        mine = {"folder": o.initial, "kind": o.kind, "taps": taps, "parameters": self.size}
+        return {**super().models, "drafter": mine}
 
     def goal(self, report: dict[str, float]) -> float:
         """Returns tau where it is measured; else the expected length of a sampled chain."""
@@ -536,8 +523,7 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
         counts = material.token_counts(config.vocab_size)
         known = draft_vocabulary(counts, options.draft_vocab_size, target.eos)
     job = TrainDrafter(options, target, material, learner, known, mesh=mesh)
-    counts = {"target": target.num_params, "drafter": job.size}
-    print(f"parameters: {json.dumps(counts)}; taps {learner.source.taps}", flush=True)
+    job.say_sizes(f"; taps {learner.source.taps}")
     if job.features is not None:
         print(job.features, flush=True)
     return job

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import cast
@@ -202,10 +201,6 @@ class TrainMedusa(TaughtJob[MedusaOptions]):
         self.tied, self.cap = config.tied_embeddings, config.logit_softcap
         self.rates = {"heads": self.options.head_rate, "lora": 1.0} if self.joint else None
 
-    @property
-    def initial(self) -> str | None:
-        return self.options.initial
-
     def init(self) -> Tree:
         heads, params = self.adapter.heads, self.adapter.params
         if self.mesh is None:
@@ -383,13 +378,9 @@ class TrainMedusa(TaughtJob[MedusaOptions]):
         return report | self.tau(proposer, Params(target, adapters), {"temperature": 0.0})
 
     @property
-    def facts(self) -> dict[str, Json]:
-        o, config = self.options, self.target.model.module.config
-        models = {
-            "target": named(o.words, config, self.target.num_params),
-            "heads": named(o.initial, self.heads, self.adapter.params),
-        }
-        return {"models": models}
+    def models(self) -> dict[str, dict[str, Json]]:
+        heads = named(self.options.initial, self.heads, self.adapter.params)
+        return {**super().models, "heads": heads}
 
     def goal(self, report: dict[str, float]) -> float:
         """Returns tau where it is measured; else the expected length of the best tree."""
@@ -501,8 +492,5 @@ def make_job(options: MedusaOptions) -> TrainMedusa:
         assert target.tokenizer is not None  # `load_target` has checked it
         end = starts_of_documents(target.tokenizer, options.isolate_documents)
     job = TrainMedusa(options, target, material, first_adapter(options, target), end, mesh=mesh)
-    counts = {"target": target.num_params, "heads": num_params(job.adapter.params)}
-    if job.joint:
-        counts["lora"] = num_params(jax.eval_shape(job.changes))
-    print(f"parameters: {json.dumps(counts)}", flush=True)
+    job.say_sizes(lora=num_params(jax.eval_shape(job.changes)) if job.joint else 0)
     return job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -16,9 +17,10 @@ from specjax.models import LanguageModel
 from specjax.rules import Match
 from specjax.training.dataset import initial_hash
 from specjax.training.material import Material, held_out_prompts, learned
+from specjax.training.record import named
 from specjax.training.recordings import TaughtOptions
 from specjax.training.trees import Row, Tree
-from specjax.types import Params
+from specjax.types import Json, Params
 
 OptionsT = TypeVar("OptionsT", bound=TaughtOptions)
 
@@ -51,7 +53,23 @@ class TaughtJob(Generic[OptionsT]):
     @property
     def initial(self) -> str | None:
         """The folder of the weights that the run starts from."""
-        return None
+        return getattr(self.options, "initial", None)
+
+    @property
+    def models(self) -> dict[str, dict[str, Json]]:
+        """The models of the run by their names in `run.json`."""
+        config = self.target.model.module.config
+        return {"target": named(self.options.words, config, self.target.num_params)}
+
+    @property
+    def facts(self) -> dict[str, Json]:
+        return {"models": self.models}
+
+    def say_sizes(self, note: str = "", **more: int) -> None:
+        """Prints the number of parameters of each model, and `more` numbers."""
+        sizes = {name: model["parameters"] for name, model in self.models.items()} | more
+        sizes = {name: size for name, size in sizes.items() if size}
+        print(f"parameters: {json.dumps(sizes)}{note}", flush=True)
 
     @property
     def inputs(self) -> dict[str, str]:
