@@ -49,9 +49,6 @@ def read_conversations(
     tools in the column "tools", if there are any.
 
     Without a `column` it is the one that `rows.column_of` finds.
-
-    Raises:
-      ValueError: a row is wrong; the message gives its number and the reason.
     """
     rows, name = [], None
     for where, fields in read_rows(path):

@@ -245,11 +245,7 @@ def _write_lines(folder: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
-    """Returns the token ids [L] of each sequence, and the length of its prompt.
-
-    Raises:
-      ValueError: a shard is damaged.
-    """
+    """Returns the token ids [L] of each sequence, and the length of its prompt."""
     sequences, again = [], "run the command that made the dataset again"
     for shard in sorted(folder.glob("*.safetensors")):
         with reworded("", f": delete it, and {again}, which writes this file as it was"):

@@ -108,11 +108,7 @@ def _scaled(size: int, scale: float) -> int:
 
 
 def cut(config: TransformerConfig, layers: Sequence[int], name: str) -> TransformerConfig:
-    """Returns the configuration of some layers of a model.
-
-    Raises:
-      ValueError: the model has no such layer, or its family has no model of only these layers.
-    """
+    """Returns the configuration of some layers of a model."""
     missing = [layer for layer in layers if layer >= config.num_layers]
     if missing:
         raise ValueError(
@@ -137,11 +133,7 @@ def stretched(config: TransformerConfig, context: int) -> TransformerConfig:
 
 
 def written(config: TransformerConfig, name: str) -> TransformerConfig:
-    """Returns the configuration that its folder will describe.
-
-    Raises:
-      ValueError: the config.json of the family cannot say it.
-    """
+    """Returns the configuration that its folder will describe."""
     family = FAMILIES[config.family]
     with reworded(f"{name}: "):
         read = family.read_config(family.write_config(config))

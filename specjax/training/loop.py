@@ -90,12 +90,7 @@ class LoopOptions(OptimizerOptions, MeshOptions):
 
 
 def mesh_of_run(options: LoopOptions) -> Mesh | None:
-    """Returns the mesh of the options; None for a single device.
-
-    Raises:
-      ValueError: the mesh does not fit the devices, or does not divide the rows that are read at a
-        time.
-    """
+    """Returns the mesh of the options; None for a single device."""
     sizes = mesh_sizes(options)
     mesh = mesh_of_sizes(sizes)
     rows, parts = options.batch_size // options.accumulate, row_parts(mesh)

@@ -37,11 +37,7 @@ Factory = Callable[..., optax.GradientTransformation]
 
 
 def check_arguments(name: str, arguments: Sequence[str]) -> dict[str, float]:
-    """Returns the arguments of an optimizer from texts like `b1=0.95`.
-
-    Raises:
-      ValueError: the optimizer has no such argument, or the value is not a number, true or false.
-    """
+    """Returns the arguments of an optimizer from texts like `b1=0.95`."""
     known = [p for p in inspect.signature(_made_by(name)).parameters if p != "learning_rate"]
     found = {}
     for text in arguments:

@@ -21,6 +21,8 @@ from specjax.parallel import leader
 from specjax.types import Json
 
 RUN, METRICS = "run.json", "metrics.jsonl"
+Run = dict[str, dict[str, Any]]
+"""The content of `run.json`."""
 
 _PACKAGES = (
     "jax",
@@ -108,14 +110,8 @@ def describe(
         write(path, json.dumps(now, indent=2) + "\n")
 
 
-def _compare(
-    folder: pathlib.Path,
-    options: Options,
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    accept_changes: bool,
-) -> None:
-    """Raises ValueError for a run that cannot go on; the parts of `run.json` are compared."""
+def _compare(folder: pathlib.Path, options: Options, before: Run, now: Run, free: bool) -> None:
+    """Raises ValueError for a run that cannot go on; with `free`, changes are accepted."""
     is_old = "optimizer" not in before["options"]
     settle(
         (
@@ -139,7 +135,7 @@ def _compare(
         for name, (was, is_now) in hashes.items()
         if was != is_now
     ]
-    if changes and not accept_changes:
+    if changes and not free:
         raise ValueError(
             f"{folder} cannot be resumed as it is:\n  "
             + "\n  ".join(changes)
@@ -159,12 +155,8 @@ def changed_options(
     ]
 
 
-def read_run(path: pathlib.Path, accept_changes: bool) -> dict[str, dict[str, Any]] | None:
-    """Returns the `run.json` of a resumed run; None if it is unreadable and changes are accepted.
-
-    Raises:
-      ValueError: it cannot be read.
-    """
+def read_run(path: pathlib.Path, accept_changes: bool) -> Run | None:
+    """Returns the `run.json` of a resumed run; None if it is damaged and changes are accepted."""
     try:
         run = json.loads(path.read_bytes())
         if not all(isinstance(run[name], dict) for name in ("options", "inputs", "shapes")):
@@ -188,11 +180,7 @@ def write(path: pathlib.Path, text: str) -> None:
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
-    """Returns the lines of a `metrics.jsonl`, without a last line that was cut off.
-
-    Raises:
-      ValueError: another line cannot be read.
-    """
+    """Returns the lines of a `metrics.jsonl`, without a last line that was cut off."""
     lines, texts = [], path.read_bytes().split(b"\n") if path.exists() else []
     for number, text in enumerate(texts, start=1):
         if number == len(texts) and not text:

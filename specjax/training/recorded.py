@@ -200,11 +200,7 @@ def write(
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the `teacher.json` of a recording.
-
-    Raises:
-      ValueError: there is none, or it cannot be read.
-    """
+    """Returns the `teacher.json` of a recording."""
     if not (folder / MANIFEST).exists():
         raise ValueError(f"{folder} has no {MANIFEST}: make it with specjax train teacher")
     fields = {"request", "complete", "files"}
@@ -269,11 +265,7 @@ class Recorded:
         return cls(folder, request, whole.hexdigest(), names)
 
     def tapping(self, taps: tuple[int, ...]) -> Recorded:
-        """Returns the recording with the states of these layers.
-
-        Raises:
-          ValueError: the states were not recorded.
-        """
+        """Returns the recording with the states of these layers."""
         if not set(taps) <= set(self.request.taps):
             asked, there = (" ".join(map(str, x)) for x in (taps, self.request.taps))
             raise ValueError(

@@ -83,11 +83,9 @@ class TaughtOptions(LoopOptions, EvaluationOptions, TargetDataOptions):
         return self.target or self.teacher or ""
 
     def check_teacher(self, asks: Mapping[str, object], measures: Mapping[str, object]) -> None:
-        """Raises ValueError for data, or one of these options, beside `--teacher`.
+        """Raises ValueError for data, or options that need the target, beside `--teacher`.
 
-        Args:
-          asks: options that need the target in every step, by their words.
-          measures: options beside `--eval-prompts` that need the target for measuring.
+        Those in `asks` need it in every step; `--eval-prompts` and those in `measures`, to measure.
         """
         if self.teacher is None:
             return
@@ -207,15 +205,7 @@ def _target_of(teacher: Recorded, options: TaughtOptions, mesh: Mesh | None) -> 
 
 
 def share_of_answers(asked: float | None, teacher: Recorded) -> float:
-    """Returns the fraction of sequences with answers.
-
-    Args:
-      asked: `--sampled-fraction`, if it was given.
-      teacher: the recording.
-
-    Raises:
-      ValueError: the recording has no sequences of a kind that is asked for.
-    """
+    """Returns the fraction of sequences with answers; `asked` is `--sampled-fraction`."""
     text, answers, _ = teacher.request.counts
     if asked is None:
         default = teacher.request.share

@@ -67,9 +67,6 @@ def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
     """Returns the column with a text or a conversation, of a file whose first row is `fields`.
 
     Without `--column` (`asked`) it is the first of `NAMES` that is there.
-
-    Raises:
-      ValueError: the column is missing; the message names the nearest one.
     """
     there = f"{path} has the columns {', '.join(fields)}"
     if asked is None:
@@ -120,11 +117,7 @@ def _is_conversation(column: str, value: object) -> bool:
 
 
 def read_texts(path: pathlib.Path, asked: str | None) -> Iterator[tuple[str, str]]:
-    """Yields the texts of a file, each with its position.
-
-    Raises:
-      ValueError: a row has no text in the column, or a conversation.
-    """
+    """Yields the texts of a file, each with its position."""
     column = None
     for where, fields in read_rows(path):
         column = column or column_of(path, fields, asked)

@@ -49,11 +49,7 @@ def check_request(
 
 
 def read_manifest(path: pathlib.Path, kind: str, fields: set[str], again: str) -> dict[str, Any]:
-    """Returns the description of a folder of shards.
-
-    Raises:
-      ValueError: it lacks one of the `fields`.
-    """
+    """Returns the description of a folder of shards."""
     manifest = read_json(path)
     if not fields <= set(manifest):
         raise ValueError(

@@ -89,12 +89,9 @@ def sampled(
 
 
 def share_of_target(asked: float | None, default: float, material: Material) -> float:
-    """Returns the fraction of the sequences that the target wrote, for a run with this data.
+    """Returns the fraction of the sequences that the target wrote: `asked`, or 1 without text.
 
-    Args:
-      asked: the option, or None.
-      default: the fraction if there is text.
-      material: the data.  Without text the fraction is 1, and its `share` is the default.
+    If there is text, it is by default the `share` of the data, or `default`.
     """
     if asked is None:
         default = default if material.share is None else material.share
@@ -143,11 +140,7 @@ def sample(
 
 
 def with_starts(written: Written, num_drafts: int) -> Written:
-    """Returns the rows in which a chain of drafts may start; prints how many were skipped.
-
-    Raises:
-      ValueError: no such row exists.
-    """
+    """Returns the rows in which a chain of drafts may start; prints how many were skipped."""
     long = np.asarray(accepted.starts(written.drawn, written.limit, num_drafts).any(1))
     if not long.any():
         raise ValueError(

@@ -155,10 +155,6 @@ def make_model(options: ModelOptions, vocab_size: int, context: int | None = Non
       context: tokens that the model should read, as the target does; by default
         `--sequence-length`.  A folder's own context stays, unless it is shorter and its positions
         can be extended.
-
-    Raises:
-      ValueError: the sizes do not fit the folder or its family, or the model cannot read
-        `--sequence-length` tokens.
     """
     context = max(options.sequence_length, context or 0)
     start = options.start
@@ -230,9 +226,6 @@ def exit_of(
     The layers and the output matrix are the target's own arrays, so they take no memory.  The
     proposer `early-exit` reads only the target's parameters, so it cannot use the trained norm, and
     the model is saved as an ordinary folder for `--draft`, which has a KV cache of its own.
-
-    Raises:
-      ValueError: the target has no such layers before its last one, or no final norm.
     """
     network = target.model.module
     settle(
@@ -340,11 +333,8 @@ def read_layers(
 def isolate(starts: Array) -> tuple[Array, Array]:
     """Returns positions and attention mask of packed documents that do not see each other.
 
-    Args:
-      starts: [B, T] bool, True at the first token of a document.
-
-    Returns:
-      Positions [B, T], which start at 0 in each document, and a mask [B, T, T], causal within it.
+    `starts` [B, T] is True at the first token of a document.  Positions [B, T] start at 0 in each
+    document, and the mask [B, T, T] is causal within it.
     """
     slot = jnp.arange(starts.shape[1])
     first = jax.lax.cummax(jnp.where(starts, slot, 0), axis=1)

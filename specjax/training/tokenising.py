@@ -29,17 +29,8 @@ from tqdm import tqdm
 from specjax._internal.checks import settle
 from specjax.files import read_tokenizer
 from specjax.parallel import leader
-from specjax.training.corpus import (
-    LEAST,
-    Source,
-    Tokens,
-    holds_out,
-    number_of,
-    read_documents,
-    too_few,
-    train_tokenizer,
-    where_to_cut,
-)
+from specjax.training import corpus
+from specjax.training.corpus import Source, Tokens
 from specjax.training.mesh import together
 from specjax.training.mixture import Mixture
 from specjax.training.record import write
@@ -63,17 +54,13 @@ class _Split:
 
     @classmethod
     def of(cls, source: Source) -> _Split:
-        """Reads all texts.
-
-        Raises:
-          ValueError: there are fewer than two, and no single text whose end can be held out.
-        """
+        """Reads all texts."""
         count, chosen, least, text, texts = 0, False, (2**32, ""), "", hashlib.sha256()
-        for _, text in read_documents(source):
-            count, chosen = count + 1, chosen or holds_out(text)
+        for _, text in corpus.read_documents(source):
+            count, chosen = count + 1, chosen or corpus.holds_out(text)
             texts.update(_hash(text).encode())
-            least = min(least, (number_of(text), _hash(text)))
-        if count == 1 and (cut := where_to_cut(text)) is not None:
+            least = min(least, (corpus.number_of(text), _hash(text)))
+        if count == 1 and (cut := corpus.where_to_cut(text)) is not None:
             print(
                 f"--data is one text of {len(text)} characters: its last {len(text) - cut} are "
                 "held out for evaluation",
@@ -82,19 +69,19 @@ class _Split:
             both = _hash(text[:cut]), _hash(text[cut:])
             return cls(2, hashlib.sha256("".join(both).encode()).hexdigest(), both[1], cut)
         if count < 2:
-            few = too_few(source, count)
+            few = corpus.too_few(source, count)
             raise ValueError(
                 f"{few}.  Training needs at least two texts, one of them held out, or one text of "
-                f"at least {LEAST} characters, whose end is held out"
+                f"at least {corpus.LEAST} characters, whose end is held out"
             )
         return cls(count, texts.hexdigest(), None if chosen else least[1])
 
     def texts(self, source: Source) -> Iterator[tuple[pathlib.Path, str]]:
         """Reads the texts of the divided source again."""
-        return read_documents(source, tells=False, cut=self.cut)
+        return corpus.read_documents(source, tells=False, cut=self.cut)
 
     def part(self, text: str) -> str:
-        held = holds_out(text) if self.only is None else _hash(text) == self.only
+        held = corpus.holds_out(text) if self.only is None else _hash(text) == self.only
         return _PARTS[held]
 
 
@@ -281,7 +268,7 @@ def _trained(sources: list[Source], splits: list[_Split], vocab_size: int) -> to
                 if split.part(text) == "train":
                     yield text
 
-    return train_tokenizer(texts(), vocab_size)
+    return corpus.train_tokenizer(texts(), vocab_size)
 
 
 def _check(out: pathlib.Path, manifest: pathlib.Path, settings: Settings) -> None:

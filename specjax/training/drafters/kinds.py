@@ -16,13 +16,10 @@ KINDS = tuple(sorted(name for name, method in METHODS.items() if method.learner)
 
 
 def plan(kind: str, options: Sizes, target: TransformerConfig, mask_token: int) -> Learner:
-    """Returns the learner of a kind for a target.
+    """Returns the learner of one of `KINDS` for a target.
 
-    Args:
-      kind: one of `KINDS`.
-      options: sizes; None or an empty value is chosen by the kind and the target.
-      target: the target's configuration.
-      mask_token: the id in place of a token that is not known yet.
+    Sizes that the options leave open are chosen by the kind and the target.  `mask_token` is the id
+    in place of a token that is not known yet.
 
     Raises:
       ValueError: a layer that the target does not have, or sizes that do not fit together.

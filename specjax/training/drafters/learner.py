@@ -105,16 +105,10 @@ class Learner(abc.ABC):
 
 
 def draw_anchors(keys: Array, learned: Array, count: int) -> tuple[Array, Array]:
-    """Returns random positions whose next token is learned, each at most once.
+    """Returns random positions [B, A] whose next token is `learned` [B, T], each at most once.
 
-    Args:
-      keys: [B] of each row.
-      learned: [B, T] 1 where the next token is learned.
-      count: A.
-
-    Returns:
-      Positions [B, A] in ascending order, at least 1, and whether they are valid [B, A]: a row may
-      have fewer.
+    They are at least 1 and ascend.  The second result [B, A] says which are valid: a row may have
+    fewer.  `keys` [B] are those of the rows.
     """
     usable = learned.at[:, 0].set(0)  # a draft reads the features of a token before it
     drawn = jax.vmap(lambda key: jax.random.uniform(key, learned.shape[1:]))(keys)

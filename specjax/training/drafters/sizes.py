@@ -54,13 +54,8 @@ def layers_like(
 ) -> TransformerConfig:
     """Returns layers of the sizes of the target's, in the form of Llama or Qwen3.
 
-    These are the forms that published drafters have, whatever the family of their target.
-
-    Args:
-      target: the target's configuration.
-      num_layers: of the drafter.
-      mlp_size: None: the target's.
-      family: "llama", or "qwen3", which normalises queries and keys.
+    These are the forms that published drafters have, whatever the family of their target: "llama",
+    or "qwen3", which normalises queries and keys.
     """
     rope = target.rope_of(0)
     return TransformerConfig(

@@ -46,9 +46,6 @@ def calibrated(job: T, losses: Sequence[str], steps: int, prompts: int) -> T:
     """Returns the job with the loss of the best tau on held-out prompts, after `steps` steps.
 
     A finished training is not repeated, and an interrupted one resumes.
-
-    Raises:
-      ValueError: `auto.json` was written with other options, or training failed with every loss.
     """
     options, out = job.options, pathlib.Path(job.options.out)
     path, fixed, results = out / FILE, _fixed(options), Results()

@@ -34,17 +34,8 @@ from specjax.options.fields import REQUIRED, count, inside, option
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
-from specjax.training.drafters import (
-    KINDS,
-    Drafts,
-    Guess,
-    Learner,
-    Lesson,
-    draft_vocabulary,
-    draw_anchors,
-    mask_token,
-    plan,
-)
+from specjax.training.drafters import KINDS, draft_vocabulary, draw_anchors, mask_token, plan
+from specjax.training.drafters.learner import Drafts, Guess, Learner, Lesson
 from specjax.training.drafters.sizes import Sizes
 from specjax.training.features import Features
 from specjax.training.jobs import distill, medusa

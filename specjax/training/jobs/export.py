@@ -84,11 +84,7 @@ class ExportOptions(Options):
 
 
 def export_draft(options: ExportOptions) -> None:
-    """Writes a draft as a Hugging Face folder.
-
-    Raises:
-      ValueError: the draft has no tokenizer, or does not fit `options.target` in an engine.
-    """
+    """Writes a draft as a Hugging Face folder."""
     folder = find_folder(options.model)
     kinds = set()
     for file in weight_files(folder):
@@ -106,11 +102,7 @@ def export_draft(options: ExportOptions) -> None:
 
 
 def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
-    """Checks that the draft has the target's tokens; prints a note if its context is shorter.
-
-    Raises:
-      ValueError: the draft has other tokens, or another number of them.
-    """
+    """Checks that the draft has the target's tokens; prints a note if its context is shorter."""
     assert draft.tokenizer is not None
     words = target.tokenizer or draft.tokenizer
     other_size = draft.model.vocab_size != target.model.vocab_size

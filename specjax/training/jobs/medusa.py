@@ -152,16 +152,10 @@ class MedusaOptions(TaughtOptions):
 
 
 def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
-    """Returns the labels of head k (from 0): at position t it learns the token at t + 2 + k.
+    """Returns labels and weights [B, T] of head k (from 0), which learns the token at t + 2 + k.
 
-    Args:
-      tokens: [B, T + 1] a batch.
-      mask: [B, T] 1 where the next token is learned.
-      head: k.
-
-    Returns:
-      Labels [B, T], and weights [B, T]: 1, or 0 where the label is not learned or lies beyond the
-      batch.
+    Of the tokens [B, T + 1] those are learned whose `mask` [B, T] is 1; the weight is 0 elsewhere,
+    and beyond the batch.
     """
     labels = jnp.roll(tokens, -2 - head, axis=1)[:, :-1]
     inside = jnp.arange(labels.shape[1]) < labels.shape[1] - 1 - head
@@ -339,11 +333,7 @@ class TrainMedusa(TaughtJob[MedusaOptions]):
         return rows["drawn"], self._ranks(heads, target, rows["tokens"][:, :-1], rows.get(STATES))
 
     def held_out_ranks(self, heads: Tree, target: Tree) -> np.ndarray:
-        """Returns ranks [M, K] at held-out positions where every head's label is a learned token.
-
-        Raises:
-          ValueError: no such position exists.
-        """
+        """Returns ranks [M, K] at held-out positions where the label of every head is learned."""
         o, parts = self.options, []
         for i in range(o.eval_batches):
             drawn, ranks = self.held_out(i, heads, target)
@@ -429,10 +419,8 @@ class TrainMedusa(TaughtJob[MedusaOptions]):
     def _write(self, target: Tree) -> tuple[np.ndarray, np.ndarray]:
         """Lets the target continue held-out prompts greedily.
 
-        On a mesh the number of sequences is rounded up to a multiple of its row parts.
-
-        Returns:
-          Tokens [written_sequences, sequence_length], and the prompts' lengths [written_sequences].
+        Returns the tokens [written_sequences, sequence_length] and the lengths of the prompts.  On
+        a mesh the number of sequences is rounded up to a multiple of its row parts.
         """
         o, parts = self.options, row_parts(self.mesh)
         length, rows = o.sequence_length, -(-o.written_sequences // parts) * parts

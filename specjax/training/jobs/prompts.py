@@ -55,11 +55,7 @@ def cut(text: str, characters: int) -> str:
 
 
 def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
-    """Returns `source` and `prompt` of each file, in the order of the corpus.
-
-    Raises:
-      ValueError: `like` names files that are not held out.
-    """
+    """Returns `source` and `prompt` of each file, in the order of the corpus."""
     documents = list(read_documents(options.source))
     chosen = held_out_texts([text for _, text in documents]) if documents else set()
     texts = {_name(path, options.data): text for path, text in documents if text in chosen}

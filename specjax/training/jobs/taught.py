@@ -76,11 +76,7 @@ class TaughtJob(Generic[OptionsT]):
         return {**self.material.inputs, **initial_hash(self.initial)}
 
     def show(self, batch: Row) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens, and which of them are learned, for --show-mask.
-
-        Raises:
-          ValueError: with --online there are no tokens before a step.
-        """
+        """Returns the tokens, and which of them are learned, for --show-mask."""
         if self.options.online:
             raise ValueError("--show-mask: with --online the tokens are written during the step")
         mask = learned(batch["drawn"], self.options.learn_prompts)

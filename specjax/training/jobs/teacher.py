@@ -24,7 +24,7 @@ from specjax.models import LinenModel, head_matrix
 from specjax.options.command import parse
 from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
-from specjax.training import recorded, tables
+from specjax.training import recorded, tables, targets
 from specjax.training.corpus import starts_of_documents
 from specjax.training.drafters import KINDS, check_taps, default_taps
 from specjax.training.lock import alone
@@ -34,14 +34,7 @@ from specjax.training.mesh import MeshOptions, lay_batch, mesh_of_sizes, mesh_si
 from specjax.training.ordering import Rows, numbered
 from specjax.training.recorded import Request
 from specjax.training.student import read_layers
-from specjax.training.targets import (
-    ServedOptions,
-    ServingOptions,
-    dtype_of,
-    fitted,
-    load_target,
-    reader,
-)
+from specjax.training.targets import ServedOptions, ServingOptions
 from specjax.training.top import top_of
 from specjax.training.trees import Row, Tree
 from specjax.training.written import Written
@@ -149,8 +142,8 @@ def main(argv: list[str] | None = None) -> None:
 def record(options: TeacherOptions) -> None:
     """Runs the job in a folder that the caller holds."""
     out, mesh = pathlib.Path(options.out), mesh_of_sizes(mesh_sizes(options))
-    target = load_target(options, options.dtype, mesh)
-    options = fitted(options, target)
+    target = targets.load_target(options, options.dtype, mesh)
+    options = targets.fitted(options, target)
     size, config = target.model.vocab_size, target.model.module.config
     if options.candidates > size:
         raise ValueError(f"--top is {options.candidates}; the target has {size} tokens")
@@ -163,7 +156,7 @@ def record(options: TeacherOptions) -> None:
         hashes=material.inputs,
         settings=options.settings,
         top=options.candidates,
-        dtype=dtype_of(options.dtype),
+        dtype=targets.dtype_of(options.dtype),
         isolate_documents=options.isolate_documents,
         length=options.sequence_length,
         chunk=options.chunk or 64,
@@ -176,7 +169,7 @@ def record(options: TeacherOptions) -> None:
     if not options.chunk and options.has_states:
         most = max(1, min(64, _MOST // request.row_bytes))
         request = dataclasses.replace(request, chunk=most)
-    ask = jax.jit(functools.partial(_said, options, reader(target), request, end))
+    ask = jax.jit(functools.partial(_said, options, targets.reader(target), request, end))
     parts = row_parts(mesh)
     size = -(-options.batch_size // parts) * parts
 
