@@ -28,7 +28,7 @@ import tokenizers
 from jax import Array
 from tqdm import tqdm
 
-from specjax._internal.checks import reworded
+from specjax._internal.checks import reworded, settle
 from specjax.decoding import Decoder
 from specjax.files import TOKENIZER, find_folder
 from specjax.generation import pad_rows
@@ -280,13 +280,20 @@ def read_masked(
         with other settings.
     """
     manifest = read_manifest(folder)
-    if not manifest["complete"]:
-        raise ValueError(f"{folder} is not complete: run the train.generate that made it again")
-    for name, before, wanted in other_hashes(manifest["request"]["hashes"], hashes):
-        raise ValueError(
-            f"{folder} was made with another {name} (sha256 {before}) than this one ({wanted}): "
-            "make it again with specjax train generate"
-        )
+    settle(
+        (
+            not manifest["complete"],
+            f"{folder} is not complete: run the train.generate that made it again",
+        ),
+        *(
+            (
+                True,
+                f"{folder} was made with another {name} (sha256 {before}) than this one ({now}): "
+                "make it again with specjax train generate",
+            )
+            for name, before, now in other_hashes(manifest["request"]["hashes"], hashes)
+        ),
+    )
     drawn_with = {"min_p": 0.0, **manifest["request"]["settings"]}
     for name, wanted in ({} if settings is None else {"min_p": 0.0, **settings}).items():
         if drawn_with[name] == wanted:

@@ -221,13 +221,20 @@ def share_of_answers(asked: float | None, teacher: Recorded) -> float:
 def _check_target(options: TaughtOptions, teacher: Recorded) -> None:
     """Raises ValueError if another target, tokenizer or LoRA, or another type, was recorded."""
     made, dtype = teacher.request, getattr(options, "dtype", None)
-    for name, before, now in other_hashes(made.hashes, model_hashes(options.target, options.lora)):
-        raise ValueError(
-            f"--teacher {options.teacher} was recorded with another {name} (sha256 {before}) than "
-            f"that of --target {options.target} ({now}): record it again with specjax train teacher"
-        )
-    if dtype is not None and dtype_of(dtype) != made.dtype:
-        raise ValueError(
+    others = other_hashes(made.hashes, model_hashes(options.target, options.lora))
+    settle(
+        *(
+            (
+                True,
+                f"--teacher {options.teacher} was recorded with another {name} (sha256 {before}) "
+                f"than that of --target {options.target} ({now}): record it again with specjax "
+                "train teacher",
+            )
+            for name, before, now in others
+        ),
+        (
+            dtype is not None and dtype_of(dtype) != made.dtype,
             f"--teacher {options.teacher} was recorded in {made.dtype}, not in --dtype {dtype}: "
-            "pass the former, or record it again"
-        )
+            "pass the former, or record it again",
+        ),
+    )
