@@ -1,6 +1,7 @@
 """The tokenizer in a GGUF file: ids and texts are those that transformers makes of the file."""
 
 import json
+import pathlib
 
 import folders
 import gguf_files
@@ -20,6 +21,7 @@ TEXTS = (
     "def f(x):\n    return x + 12345  # it's 3.14, isn't it?\n\n\tdone\r\n",
     "  two spaces, Zürich 中文 😀 ÀÉÎ naïve, HTTPServer2Go it'LL",
     "<|endoftext|>a<|mark|>b</s> <s>",
+    "interleaved tokenisers restore unforeseen reassertions, and attested ones are interpreted",
     "",
 )
 
@@ -40,7 +42,7 @@ def sentencepiece(**more):
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, show_progress=False)
-    made.train_from_iterator([folders.TEXT, *TEXTS[:1]] * 4, trainer)
+    made.train_from_iterator(pathlib.Path(__file__).read_text().split("\n"), trainer)
     learned = sorted(made.get_vocab(), key=made.get_vocab().get)
     raw = [f"<0x{byte:02X}>" for byte in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *raw, *learned]
