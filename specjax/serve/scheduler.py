@@ -182,12 +182,13 @@ class Scheduler:
             if self._admission is None and self._queue:
                 self._admission = self._queue.popleft()
         reads = self._admission is not None and self._read(self._admission)
-        if not any(slot.handle is not None for slot in self._slots):
+        live = np.array([slot.handle is not None for slot in self._slots])
+        if not live.any():
             return
         # While a prompt is read, its text waits for every step.
         steps = 1 if reads else self._steps
         ran = time.perf_counter()
-        self._device.run(steps)
+        self._device.run(steps, live)
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
         news = self._device.peek(length, written)
@@ -260,7 +261,7 @@ class Scheduler:
         if not free:
             return False
         number = self._least_useful(free)
-        self._device.insert(number, device.begin(admission.reading, row))
+        device.insert(number, device.begin(admission.reading, row), row)
         self._slots[number] = _Slot(
             admission.handle,
             admission.prepared,

@@ -109,6 +109,29 @@ def test_increments_are_the_text():
     assert served.times.submitted < served.times.begun < served.times.first < served.times.ended
 
 
+def test_a_row_takes_steps_of_its_own_width(monkeypatch):
+    """A row without drafts reads one token a step, also beside rows that read more."""
+    made = engine()
+    device, ran = made._device, []
+    run = device._run
+
+    def watched(width: int, steps: int, waiting: np.ndarray | None = None) -> None:
+        before = np.asarray(device.state.length)
+        run(width, steps, waiting)
+        moved = np.asarray(device.state.length) > before
+        ran.append((width, set(device._width[moved].tolist())))
+
+    monkeypatch.setattr(device, "_run", watched)
+    made.submit(ask()).result(60)
+    assert {width for width, _ in ran} == {1}
+    ran.clear()
+    asked = [ask(proposer=name, max_new_tokens=24) for name in ("none", "lookup", "draft")]
+    for handle in [made.submit(request) for request in asked]:
+        handle.result(60)
+    assert len({width for width, _ in ran}) > 1
+    assert all(moved <= {width} for width, moved in ran)
+
+
 def test_texts_of_one_seed_differ_by_their_index():
     """As the rows of `generate` do."""
     one = ask(temperature=1.0, seed=4)
@@ -217,7 +240,7 @@ def test_a_broken_device_leaves_nobody_waiting(monkeypatch):
     target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
     made = Engine(target, slots=1, capacity=48, chunk=16)
 
-    def broken(steps: int) -> None:
+    def broken(steps: int, live: np.ndarray) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(made._device, "run", broken)
