@@ -14,6 +14,7 @@ from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_toke
 import specjax
 from specjax.files.gguf import tokenizer_in
 from specjax.files.gguf.vocabulary import _CUTS
+from specjax.training.targets import TargetOptions, load_target
 
 SHIPPED = specjax.shipped("pycode/target") / "tokenizer.json"
 OWN = "tokenizer.ggml."
@@ -144,6 +145,19 @@ def test_a_model_of_a_file_reads_and_writes_text(tmp_path):
     assert again.tokenizer.get_vocab() == model.tokenizer.get_vocab()
     (tmp_path / "tokenizer.json").write_bytes(folders.tokenizer_file(270).read_bytes())
     assert specjax.load(path).tokenizer.get_vocab_size() == 270
+
+
+def test_a_job_of_training_needs_a_file_of_the_tokenizer(tmp_path):
+    """A corpus is kept with the file that it was tokenised with; a saved folder has it."""
+    path = written(tmp_path, byte_level("gpt-2", folders.tokenizer_file(280)))
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json.*specjax\.save.*--target FOLDER"):
+        load_target(TargetOptions(target=str(path)), None)
+    specjax.save(specjax.load(path, dequantise=True), tmp_path / "saved")
+    load_target(TargetOptions(target=str(tmp_path / "saved")), None)
+    (tmp_path / "tokenizer.json").write_bytes(folders.tokenizer_file(270).read_bytes())
+    options = TargetOptions(target=str(path))
+    assert load_target(options, None).tokenizer.get_vocab_size() == 270
+    assert pathlib.Path(options.tokenizer_file) == tmp_path / "tokenizer.json"
 
 
 REFUSED = {
