@@ -63,7 +63,7 @@ def test_the_law_finds_a_wrong_copy(monkeypatch):
     """A prefix that is copied from another prompt changes texts, and the comparison says so."""
     made, seeds = engine(), list(range(200, 208))
     alone = {seed: made.submit(load.request(seed)).result(60) for seed in seeds}
-    wrong = lambda row: (0, load.CHUNK) if len(row.tokens) > load.CHUNK + 1 else (0, 0)  # noqa: E731
+    wrong = lambda row, salt: (0, load.CHUNK) if len(row.tokens) > load.CHUNK + 1 else (0, 0)  # noqa: E731
     monkeypatch.setattr(made._scheduler, "_known_prefix", wrong)
     assert load.differences(made, seeds, alone, generated=0.0)[0] != []
 
@@ -153,6 +153,21 @@ def test_a_shared_beginning_is_copied():
     other = made.submit(ask(prompts=[[*head, 5]], proposer="draft", **fresh)).result(60)
     assert other.copied == 0
     assert made.submit(ask(prompts=[head[: load.CHUNK]], **fresh)).result(60).copied == 0
+
+
+def test_requests_of_different_salts_share_nothing():
+    chunks = load.CAPACITY // load.CHUNK - 1  # no other prompt is as long, so it is kept
+    made, prompt = engine(), [1 + n % 50 for n in range(chunks * load.CHUNK + 3)]
+    texts, copied = [], []
+    for salt in ("one", "two", "one", None):
+        handle = made.submit(ask(prompts=[prompt], max_new_tokens=2), cache_salt=salt)
+        served = handle.result(60)
+        texts.append(served.tokens)
+        copied.append(served.copied)
+    assert copied == [0, 0, chunks * load.CHUNK, 0]
+    assert texts == texts[:1] * 4
+    with pytest.raises(ValueError, match="cache_salt=3"):
+        made.submit(ask(), cache_salt=3)
 
 
 def test_chunks_follow_from_the_length():
