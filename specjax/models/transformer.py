@@ -186,6 +186,11 @@ class Transformer(nn.Module):
     def num_taps(self) -> int:
         return self.config.num_layers + 2
 
+    @property
+    def sparse(self) -> bool:
+        """Whether a layer has experts, of which a token uses a few."""
+        return any(map(self.config.is_sparse, range(self.config.num_layers)))
+
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache | HybridCache:
         """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
         c = self.config

@@ -230,3 +230,23 @@ def test_shapes_of_a_cache_are_those_of_the_platform():
     with platforms.shapes_for("gpu"):
         assert KVCache.zeros(1, 1, 1, 200, 4, jnp.float32).capacity == 256
         assert KVCache.zeros(1, 1, 1, 127, 4, jnp.float32).capacity == 128
+
+
+@pytest.mark.parametrize("case", ["draft 3", "ngram"])
+def test_one_pass_in_the_place_of_loops_gives_the_same_texts(case):
+    """For a GPU a draft model reads all unread tokens, and the target all nodes, without loops."""
+    wanted = toys.decoded(case, "match", 1.0)[0]
+    decoder, params = toys.decoder(case, "match"), toys.params(case)
+
+    def loops(state):
+        return decoder.lower(params, state).as_text().count("stablehlo.while")
+
+    elsewhere = loops(toys.prefill(decoder, params, temperature=1.0))
+    jax.clear_caches()
+    specjax.clear_programs()
+    with platforms.shapes_for("gpu"):
+        state = toys.prefill(decoder, params, temperature=1.0)
+        assert loops(state) < elsewhere
+        assert toys.texts(decoder.run(params, state)) == wanted
+    jax.clear_caches()
+    specjax.clear_programs()
