@@ -22,7 +22,10 @@ import specjax
 from specjax.methods import BoundDrafter, MedusaHeads, initial_medusa
 from specjax.serve import Engine
 
-TEMPLATE = b"{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+TEMPLATE = (
+    b"{% if tools %}<tool_call>{{ tools|length }}{% endif %}"
+    b"{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+)
 
 
 @functools.cache

@@ -26,15 +26,15 @@ DRAFTS = [
 ]  # fmt: skip
 HEADS = [
     ("eagle3", "match"), ("eagle3 tree", "rejection"), ("medusa tree", "match"),
-    ("peagle tree", "rejection"), ("block draft tree", "rejection"), ("mtp tree", "rejection"),
-    ("mtp layers", "match"),
+    ("peagle tree", "rejection"), ("block draft tree", "rejection"),
 ]  # fmt: skip
+MTP = [("mtp tree", "rejection"), ("mtp layers", "match")]
 OTHERS = [
     ("none", "match"), ("none padded", "rejection"), ("ngram", "match"), ("forced", "match"),
     ("first of", "rejection"), ("adaptive", "match"), ("adaptive over eagle3", "rejection"),
     ("table best first, cost-aware", "match"),
 ]  # fmt: skip
-PAIRS = [*CHAINS, *TREES, *DRAFTS, *HEADS, *OTHERS]
+PAIRS = [*CHAINS, *TREES, *DRAFTS, *HEADS, *MTP, *OTHERS]
 ALONE = {
     ("none", "match"), ("table chain", "match"), ("table static tree", "rejection"),
     ("table choices", "rejection"), ("draft 3", "match"), ("medusa tree", "match"),

@@ -82,6 +82,7 @@ class JSONSchema(Expression):
       whitespace: a regular expression for the white space between the tokens of JSON: at most one
         space by default.  With "" a text has none, so more of it is forced.
       canonical: as in `Expression`.
+      before, after: texts around the JSON, such as the tags of a call.
 
     Example:
       >>> schema = {"type": "object", "properties": {"age": {"type": "integer"}}}
@@ -91,19 +92,22 @@ class JSONSchema(Expression):
     schema: Mapping[str, Json] | str
     whitespace: str = "[ ]?"
     canonical: bool = False
+    before: str = ""
+    after: str = ""
 
     def __post_init__(self) -> None:
         flag("canonical", self.canonical)
         typed("a regular expression", str, whitespace=self.whitespace)
+        typed("a text", str, before=self.before, after=self.after)
         object.__setattr__(self, "schema", schemas.canonical(self.schema))
 
     @property
     def key(self) -> str:
-        return json.dumps(["schema", self.schema, self.whitespace])
+        return json.dumps(["schema", self.schema, self.whitespace, self.before, self.after])
 
     def compile(self) -> Bytes:
         assert isinstance(self.schema, str)
-        return schemas.compile_schema(self.schema, self.whitespace)
+        return schemas.compile_schema(self.schema, self.whitespace, self.before, self.after)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,8 +82,8 @@ def canonical(schema: object, called: str = "JSONSchema") -> str:
         return json.dumps(fields, allow_nan=False)
 
 
-def compile_schema(schema: str, whitespace: str) -> Bytes:
-    """Compiles the automaton of a schema.
+def compile_schema(schema: str, whitespace: str, before: str = "", after: str = "") -> Bytes:
+    """Compiles the automaton of a schema's JSON between two texts.
 
     Raises:
       ValueError: a keyword that is not supported, with its name and position; or as
@@ -99,7 +99,8 @@ def compile_schema(schema: str, whitespace: str) -> Bytes:
     expression = reader.of(reader.root, "#", ())
     if expression is None:
         return byte_automaton.of_texts(())
-    return byte_automaton.of_expression("JSONSchema", expression, absent="\0")
+    whole = f"{json_texts.literal(before)}(?:{expression}){json_texts.literal(after)}"
+    return byte_automaton.of_expression("JSONSchema", whole, absent="\0")
 
 
 class _Reader:

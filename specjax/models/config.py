@@ -13,6 +13,7 @@ from specjax.models.rope import Rope
 from specjax.models.router import Router
 
 if TYPE_CHECKING:
+    from flax import linen as nn
     from jax.typing import DTypeLike
 
     from specjax.caches import LayerState
@@ -96,10 +97,15 @@ class Beside:
 
 @dataclasses.dataclass(frozen=True)
 class Mixer(abc.ABC):
-    """The sizes of a layer's mixer, where it is not attention as the configuration's fields say.
+    """The sizes of a layer's mixer, where it is not attention as the configuration's fields say."""
 
-    `models.mixers.MIXERS` has the module of each subclass.
-    """
+    @abc.abstractmethod
+    def module(self) -> type[nn.Module]:
+        """Returns the module of this mixer, which is called as `mixers.attention.Attention`.
+
+        Other mixers than attention are made of the configuration of the model, this record, and the
+        `dense` of `Transformer`.
+        """
 
     def slots(self) -> tuple[int, int, int] | None:
         """Returns the sizes that the layer's cache keeps for each token; None: it keeps a state.

@@ -34,7 +34,7 @@ from specjax.models.attention import attend, cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.feed_forward import MLP, Experts
 from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
-from specjax.models.mixers import MIXERS, Attention, AttentionSizes, Rotations
+from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.per_layer import Embedded, PerLayerInput
 from specjax.models.products import dot_general
 from specjax.types import ModelOutput
@@ -136,7 +136,7 @@ class Layer(nn.Module):
         if mixer is None or isinstance(mixer, AttentionSizes):
             slots = cast(_Slots, memory)
             return attention(sizes=mixer)(x, rotations, slots, cast(Array | None, visible))
-        beside, other = mixer.attention(), MIXERS[type(mixer)](c, mixer, self.dense, name="mixer")
+        beside, other = mixer.attention(), mixer.module()(c, mixer, self.dense, name="mixer")
         if beside is None:
             return other(x, rotations, memory, visible)
         slots, state = (None, None) if memory is None else cast(Both, memory)

@@ -3,12 +3,17 @@
     read        a chunk of a prompt, into a row of its own
     begin       that row as a state of the decoder
     insert      the row, into a slot of the batch
-    run         a few steps of the batch
+    run         a few steps of the rows of one width
     peek        the new tokens of every slot, as one small array for the host
     copy        the first tokens of a slot, as a row that continues from there
 
-Every program has one shape (`read` has one for each width), and all of them run once when the
-engine starts.  So nothing is compiled while requests wait.
+Every program has one shape (`read` and `run` have one for each width), and all of them run once
+when the engine starts.  So nothing is compiled while requests wait.
+
+On a CPU a step costs what it computes.  So rows whose drafters propose few tokens take steps of
+their own, of that width, and do not pay for the widest drafter.  Each width is another program, and
+a row always decodes with the same one, whatever the other rows are.  An accelerator reads the same
+weights for few tokens as for many, and takes one step of the greatest width for all rows.
 
 On a mesh the batch is split by row and its caches by head, too, as in `generate`.  A row of its own
 is held by all devices, and split by head only.
@@ -94,9 +99,25 @@ class Device:
         self._recorded = jax.jit(_recorded)
         self._copy = jax.jit(self._copied)
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
+        self._either = jax.jit(lambda w, one, two: self._places.rows(jnp.where(w, one, two)))
+        self._resumed = jax.jit(lambda w, a, b: self._places.rows(jnp.where(w, a, b)))
         self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
+        self._decoders = {
+            width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))
+            for width in self._widths()
+        }
+        self._width = np.zeros(slots, int)  # of the steps of the row in each slot
         self.state: DecodeState | None = None
         self.turn_seconds = 0.0  # of a turn without a step: what its programs cost to start
+
+    def _widths(self) -> list[int]:
+        """Returns the widths of steps, ascending; the greatest is that of the widest drafter."""
+        several = self.several
+        cache = self._empty.eval_shape(self.params).cache
+        by_token = all(device.platform == "cpu" for device in devices_of(self.params.target))
+        if not by_token or cache.widened(several.num_nodes) is None:
+            return [several.num_nodes]
+        return sorted({1, *(part.num_nodes for part in several.parts)})
 
     @functools.cached_property
     def copies(self) -> bool:
@@ -115,16 +136,17 @@ class Device:
             self.copy(0, 0)
         # Twice on a mesh: XLA may write the shardings of its first results in another way.
         for _ in range(1 if self._places.mesh is None else 2):
-            self.insert(0, one)
+            self.insert(0, one, row)
             self.end(np.ones(self.slots, bool))
-            self.run(1)
+            for width in self._decoders:
+                self._run(width, 1, np.zeros(self.slots, bool))
         nothing = np.zeros(self.slots, np.int32)
         self.peek(nothing, nothing)
         self.recorded(0)
         taken = []
         for _ in range(_EMPTY_TURNS):
             began = time.perf_counter()
-            self.run(1)  # all rows are done
+            self._run(self.several.num_nodes, 1)  # all rows are done
             self.peek(nothing, nothing)
             taken.append(time.perf_counter() - began)
         self.turn_seconds = statistics.median(taken)
@@ -191,20 +213,38 @@ class Device:
             (row.sampling, row.processors, row.eos),
         )
 
-    def insert(self, slot: int, row: DecodeState) -> None:
+    def insert(self, slot: int, begun: DecodeState, row: Row) -> None:
+        """Puts the state `begun` of a row into a slot."""
         assert self.state is not None
         # The caches of a row name its own sharding, and those of the batch another one.
-        alike = jax.tree.unflatten(jax.tree.structure(self.state), jax.tree.leaves(row))
+        alike = jax.tree.unflatten(jax.tree.structure(self.state), jax.tree.leaves(begun))
         self.state = self.decoder.insert(self.state, slot, alike)
+        needed = max([1, *(self.several.parts[part].num_nodes for part in row.uses)])
+        self._width[slot] = min(width for width in self._decoders if width >= needed)
 
     def end(self, ended: np.ndarray) -> None:
         """Stops the rows where `ended` [slots] is True."""
         assert self.state is not None
         self.state = dataclasses.replace(self.state, done=self._end(self.state.done, ended))
 
-    def run(self, steps: int) -> None:
-        assert self.state is not None
-        self.state = self.decoder.run(self.params, self.state, steps)
+    def run(self, steps: int, live: np.ndarray) -> None:
+        """Runs a few steps of the rows in the slots `live` [slots]; those of others are done."""
+        widths = np.unique(self._width[live])
+        for width in widths:
+            waiting = live & (self._width != width) if len(widths) > 1 else None
+            self._run(int(width), steps, waiting)
+
+    def _run(self, width: int, steps: int, waiting: np.ndarray | None = None) -> None:
+        """Runs steps of one width.  Rows that are `waiting` [slots] stay as they are."""
+        state = self.state
+        assert state is not None
+        done = state.done
+        if waiting is not None:
+            state = dataclasses.replace(state, done=self._end(done, waiting))
+        state = self._decoders[width].run(self.params, state, steps)
+        if waiting is not None:
+            state = dataclasses.replace(state, done=self._resumed(waiting, done, state.done))
+        self.state = state
 
     def peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
         """Returns the new tokens of each slot, given the numbers of tokens that are already known.
@@ -235,7 +275,7 @@ class Device:
         """The number of programs that were compiled for this engine so far, except for `run`."""
         programs = (
             self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
-            self._end, self._tile,
+            self._end, self._resumed, self._tile,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
 

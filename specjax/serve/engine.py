@@ -136,7 +136,9 @@ class Engine:
         """The most drafts on a path, over all drafters."""
         return self._device.several.max_depth
 
-    def submit(self, request: Request | Admitted, index: int = 0) -> Handle:
+    def submit(
+        self, request: Request | Admitted, index: int = 0, cache_salt: str | None = None
+    ) -> Handle:
         """Queue a request of a single prompt.
 
         Args:
@@ -146,6 +148,8 @@ class Engine:
             chooses the drafter that has it, unless the one by default does.  What `checker.admit`
             returned for a request may be submitted often, and is not checked again.
           index: texts of one seed and prompt differ by this number, as rows of `generate` do.
+          cache_salt: beginnings of prompts are copied between requests of the same value only, so
+            that nobody learns the prompts of others from the times of his own.
 
         Raises:
           ValueError: a field that cannot be used; the message has the fix.
@@ -154,11 +158,12 @@ class Engine:
         """
         self._scheduler.check_open()
         admitted = request if isinstance(request, Admitted) else self.checker.admit(request)
+        typed("a text, or None", str | None, cache_salt=cache_salt)
         index = whole("index", index, 0, 2**31 - 1, "a whole number, 0 or greater")
         row, prepared = dataclasses.replace(admitted.row, index=index), admitted.prepared
         names = [None if part == PLAIN else self.drafters[part].name for part in row.choice]
         handle = Handle(prepared.texts, (names[0], names[1]), len(row.tokens), admitted.logprobs)
-        self._scheduler.put(Admission(row, prepared, handle))
+        self._scheduler.put(Admission(row, prepared, handle, cache_salt))
         return handle
 
     def load(self) -> Load:

@@ -48,17 +48,27 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
 
     Attributes:
       parts: the proposers, chains and trees; none of them drafts in the target's cache.
+      width: only those of at most this many nodes draft, and what the others have read stays as it
+        is; None: all draft.
     """
 
     parts: tuple[Proposer, ...]
+    width: int | None = None
 
     def __post_init__(self) -> None:
+        drafting = [self.parts[index] for index in self.drafting]
         self.declare(
-            num_nodes=max([1, *(part.num_nodes for part in self.parts)]),
-            max_depth=max([0, *(part.max_depth for part in self.parts)]),
-            is_chain=all(part.is_chain for part in self.parts),
-            taps=tuple(sorted({tap for part in self.parts for tap in part.taps})),
+            num_nodes=max([1, *(part.num_nodes for part in drafting)]),
+            max_depth=max([0, *(part.max_depth for part in drafting)]),
+            is_chain=all(part.is_chain for part in drafting),
+            taps=tuple(sorted({tap for part in drafting for tap in part.taps})),
         )
+
+    @property
+    def drafting(self) -> tuple[int, ...]:
+        """The indices of the parts that draft."""
+        wide = [part.num_nodes for part in self.parts]
+        return tuple(n for n, nodes in enumerate(wide) if nodes <= (self.width or nodes))
 
     def check(self, rule: Rule) -> None:
         for part in self.parts:
@@ -114,15 +124,15 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
         blank = self._padded(
             context.pending[:, None], jnp.full((rows, 1), ABSENT, jnp.int32), context.pending
         )
-        made, own = [], []
-        for index in range(len(self.parts)):
+        made, own = {}, list(state.own)
+        for index in self.drafting:
             wanted = (state.choice == index).any(1) & (limit > 0)
-            drafts, after = self._drafts(index, params, state, context, wanted, limit, blank)
-            made.append(drafts)
-            own.append(after)
+            made[index], own[index] = self._drafts(
+                index, params, state, context, wanted, limit, blank
+            )
         (tokens, parent), used = blank, jnp.zeros(rows, jnp.int32)
         for column in (1, 0):
-            for index, (drafted, below) in enumerate(made):
+            for index, (drafted, below) in made.items():
                 takes = (state.choice[:, column] == index) & (below != ABSENT).any(1)
                 tokens = jnp.where(takes[:, None], drafted, tokens)
                 parent = jnp.where(takes[:, None], below, parent)
@@ -135,12 +145,12 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
     def observe(
         self, params: tuple[ArrayTree, ...], state: SeveralState, block: Block
     ) -> SeveralState:
-        own = []
-        for index, part in enumerate(self.parts):
+        own = list(state.own)
+        for index in self.drafting:
             # A row that did not choose a part may have committed more than the part can store.
             count = jnp.where((state.choice == index).any(1), block.count, 0)
             seen = dataclasses.replace(self.seen(index, block), count=count)
-            own.append(part.observe(params[index], state.own[index], seen))
+            own[index] = self.parts[index].observe(params[index], state.own[index], seen)
         place = jnp.arange(block.tokens.shape[1])
         depth = jnp.where(place < block.count[:, None] - 1, place + 1, 0)
         code = depth | (state.used << _BY)[:, None] | (state.offered << _OFFERED)[:, None]

@@ -34,6 +34,7 @@ class Admission:
     row: Row
     prepared: Prepared
     handle: Handle
+    salt: str | None = None  # as for `Engine.submit`
     reading: Reading | None = None
     left: list[tuple[int, np.ndarray, int]] = dataclasses.field(default_factory=list)
 
@@ -50,6 +51,7 @@ class _Slot:
     # What the slot was filled with; it stays after the request has ended.
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     uses: frozenset[int] = frozenset()  # the parts that have read this prompt
+    salt: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,12 +184,13 @@ class Scheduler:
             if self._admission is None and self._queue:
                 self._admission = self._queue.popleft()
         reads = self._admission is not None and self._read(self._admission)
-        if not any(slot.handle is not None for slot in self._slots):
+        live = np.array([slot.handle is not None for slot in self._slots])
+        if not live.any():
             return
         # While a prompt is read, its text waits for every step.
         steps = 1 if reads else self._steps
         ran = time.perf_counter()
-        self._device.run(steps)
+        self._device.run(steps, live)
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
         news = self._device.peek(length, written)
@@ -245,7 +248,7 @@ class Scheduler:
         row, device = admission.row, self._device
         if admission.reading is None:
             admission.handle.begin()
-            slot, count = self._known_prefix(row)
+            slot, count = self._known_prefix(row, admission.salt)
             admission.reading = device.copy(slot, count) if count else device.empty()
             admission.handle.copied = count
             admission.left = prompt_passes(count, row.tokens, device.chunk)
@@ -260,19 +263,22 @@ class Scheduler:
         if not free:
             return False
         number = self._least_useful(free)
-        self._device.insert(number, device.begin(admission.reading, row))
+        device.insert(number, device.begin(admission.reading, row), row)
         self._slots[number] = _Slot(
             admission.handle,
             admission.prepared,
             len(row.tokens),
             prompt=row.tokens,
             uses=row.uses,
+            salt=admission.salt,
         )
         self._admission = None
         return True
 
-    def _known_prefix(self, row: Row) -> tuple[int, int]:
+    def _known_prefix(self, row: Row, salt: str | None) -> tuple[int, int]:
         """Returns a slot that has a prefix of this prompt, and the number of tokens to copy.
+
+        Prompts of different salts share nothing.
 
         Only whole chunks are copied: they were read with the same bits as this prompt would be.  At
         least one token is not copied, since a drafter may need the hidden state of the last one.
@@ -282,7 +288,7 @@ class Scheduler:
             return best
         chunk = self._device.chunk
         for number, slot in enumerate(self._slots):
-            if not row.uses <= slot.uses:
+            if not row.uses <= slot.uses or salt != slot.salt:
                 continue
             most = max(0, min(len(slot.prompt) - 1, len(row.tokens) - 2))
             same = slot.prompt[:most] == row.tokens[:most]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
-    from specjax.text.chat import SPECIAL_TOKENS, Messages, render, unread_part
+    from specjax.text.chat import SPECIAL_TOKENS, Messages, render, template_of, unread_part
     from specjax.text.rust import no_panic
     from specjax.text.sandbox import ask
     from specjax.text.stop_strings import Texts
@@ -23,6 +23,7 @@ __all__ = [
     "ask",
     "no_panic",
     "render",
+    "template_of",
     "token_bytes",
     "translate",
     "unread_part",

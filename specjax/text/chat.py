@@ -137,6 +137,15 @@ def _is_message(message: object) -> bool:
     return all(isinstance(part, Mapping) for part in items(content) or [None])
 
 
+def template_of(files: Mapping[str, bytes]) -> str:
+    """Returns the source of the chat template in the files of a model's folder; "" without one.
+
+    Raises:
+      ValueError: the template is damaged.
+    """
+    return _template(files, _object(files, "tokenizer_config.json"))[0] or ""
+
+
 def _template(files: Mapping[str, bytes], config: dict[str, object]) -> tuple[str | None, str]:
     """Returns the source of the chat template, or None if the folder has none, and where it is."""
     if (name := "chat_template.jinja") in files:

@@ -39,9 +39,9 @@ def test_null_is_the_default(kind):
 @pytest.mark.parametrize(
     "kind, name, accepted, refused",
     [
-        (Chat, "tool_choice", ["none"], ["auto", "required", False]),
+        (Completion, "tool_choice", ["none"], ["auto", "required", False]),
         (Chat, "function_call", ["none"], ["auto"]),
-        (Chat, "tools", [[]], [[{}]]),
+        (Completion, "tools", [[]], [[{}]]),
         (Chat, "modalities", [["text"]], [["text", "audio"], []]),
         (Completion, "skip_special_tokens", [True], [False, 1]),
         (Completion, "best_of", [1], [0, 2, True]),

@@ -11,7 +11,6 @@ from flax.core import meta
 
 from specjax.models import TransformerConfig
 from specjax.models.layers import Dense
-from specjax.models.mixers import MIXERS
 from specjax.models.mixers.kimi_delta import KimiDelta
 from specjax.models.mixers.mamba2 import Mamba2, Scales
 from specjax.models.mixers.short_conv import ShortConv
@@ -126,7 +125,7 @@ def layer(mixer):
     def dense(*given, name):
         return Dense(*given, name=name)
 
-    return MIXERS[type(mixer)](CONFIG, mixer, dense)
+    return mixer.module()(CONFIG, mixer, dense)
 
 
 def random_params(mixer, rng):

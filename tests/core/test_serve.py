@@ -63,7 +63,7 @@ def test_the_law_finds_a_wrong_copy(monkeypatch):
     """A prefix that is copied from another prompt changes texts, and the comparison says so."""
     made, seeds = engine(), list(range(200, 208))
     alone = {seed: made.submit(load.request(seed)).result(60) for seed in seeds}
-    wrong = lambda row: (0, load.CHUNK) if len(row.tokens) > load.CHUNK + 1 else (0, 0)  # noqa: E731
+    wrong = lambda row, salt: (0, load.CHUNK) if len(row.tokens) > load.CHUNK + 1 else (0, 0)  # noqa: E731
     monkeypatch.setattr(made._scheduler, "_known_prefix", wrong)
     assert load.differences(made, seeds, alone, generated=0.0)[0] != []
 
@@ -109,6 +109,29 @@ def test_increments_are_the_text():
     assert served.times.submitted < served.times.begun < served.times.first < served.times.ended
 
 
+def test_a_row_takes_steps_of_its_own_width(monkeypatch):
+    """A row without drafts reads one token a step, also beside rows that read more."""
+    made = engine()
+    device, ran = made._device, []
+    run = device._run
+
+    def watched(width: int, steps: int, waiting: np.ndarray | None = None) -> None:
+        before = np.asarray(device.state.length)
+        run(width, steps, waiting)
+        moved = np.asarray(device.state.length) > before
+        ran.append((width, set(device._width[moved].tolist())))
+
+    monkeypatch.setattr(device, "_run", watched)
+    made.submit(ask()).result(60)
+    assert {width for width, _ in ran} == {1}
+    ran.clear()
+    asked = [ask(proposer=name, max_new_tokens=24) for name in ("none", "lookup", "draft")]
+    for handle in [made.submit(request) for request in asked]:
+        handle.result(60)
+    assert len({width for width, _ in ran}) > 1
+    assert all(moved <= {width} for width, moved in ran)
+
+
 def test_texts_of_one_seed_differ_by_their_index():
     """As the rows of `generate` do."""
     one = ask(temperature=1.0, seed=4)
@@ -130,6 +153,21 @@ def test_a_shared_beginning_is_copied():
     other = made.submit(ask(prompts=[[*head, 5]], proposer="draft", **fresh)).result(60)
     assert other.copied == 0
     assert made.submit(ask(prompts=[head[: load.CHUNK]], **fresh)).result(60).copied == 0
+
+
+def test_requests_of_different_salts_share_nothing():
+    chunks = load.CAPACITY // load.CHUNK - 1  # no other prompt is as long, so it is kept
+    made, prompt = engine(), [1 + n % 50 for n in range(chunks * load.CHUNK + 3)]
+    texts, copied = [], []
+    for salt in ("one", "two", "one", None):
+        handle = made.submit(ask(prompts=[prompt], max_new_tokens=2), cache_salt=salt)
+        served = handle.result(60)
+        texts.append(served.tokens)
+        copied.append(served.copied)
+    assert copied == [0, 0, chunks * load.CHUNK, 0]
+    assert texts == texts[:1] * 4
+    with pytest.raises(ValueError, match="cache_salt=3"):
+        made.submit(ask(), cache_salt=3)
 
 
 def test_chunks_follow_from_the_length():
@@ -217,7 +255,7 @@ def test_a_broken_device_leaves_nobody_waiting(monkeypatch):
     target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
     made = Engine(target, slots=1, capacity=48, chunk=16)
 
-    def broken(steps: int) -> None:
+    def broken(steps: int, live: np.ndarray) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(made._device, "run", broken)

@@ -446,11 +446,15 @@ def test_openai_client(port):
     assert list(chat)[-1].usage.completion_tokens == 4
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.completions.create(model="gpt", **ASK)
-    with pytest.raises(openai.BadRequestError, match="calls no tools"):
-        client.chat.completions.create(
-            model="target", messages=[{"role": "user", "content": "x"}],
-            tools=[{"type": "function", "function": {"name": "f"}}],
-        )  # fmt: skip
+    schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    called = client.chat.completions.create(
+        model="target", messages=[{"role": "user", "content": "x"}], max_tokens=64, seed=1,
+        tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        tool_choice="required",
+    ).choices[0]  # fmt: skip
+    (call,) = called.message.tool_calls
+    assert (called.finish_reason, call.function.name) == ("tool_calls", "f")
+    assert list(json.loads(call.function.arguments)) == ["on"]
 
 
 @pytest.mark.parametrize(
@@ -488,7 +492,7 @@ def test_openai_client(port):
         (400, {"logprobs": 3}, "records at most 2"),
         (400, {"logit_bias": {"a": 1}}, "token ids"),
         (400, {"logit_bias": {"-1": 1}}, "vocabulary"),
-        (400, {"tools": [{}]}, "calls no tools"),
+        (400, {"tools": [{}]}, "send messages to /v1/chat/completions"),
         (400, {"echo": True}, "put the prompt before"),
         (400, {"temperatur": 1}, "did you mean temperature"),
         (400, {"response_format": {"type": "json_schema"}}, "without a schema is not supported"),

@@ -33,7 +33,7 @@ CASES = [
 
 
 def asked() -> Asked:
-    return Asked([], 1, 0, "toy", None)
+    return Asked([], 1, 0, "toy", None, None, None)
 
 
 def handle_of(tokenizer, tokens, stops):
@@ -65,7 +65,7 @@ def test_tokens_join_to_the_text(case):
     assert served.text == text and len(made) > 1
     writer = Writer(Words(tokenizer), asked(), False, 0, False)
     whole = writer.whole([served])["choices"][0]["logprobs"]
-    parts = [writer.increment(0, new)["choices"][0]["logprobs"] for new in made]
+    parts = [writer.increment(0, new, new.text)["choices"][0]["logprobs"] for new in made]
     assert (whole["tokens"], whole["text_offset"]) == (words, offsets)
     for name, values in whole.items():
         assert [value for part in parts for value in part[name]] == values, name

@@ -4,16 +4,21 @@ A mixer is a module that reads [B, N, E] and returns [B, N, E], and the layer's 
 tokens staged.  Its record, a `Mixer` in `TransformerConfig.mixers`, has its sizes.
 """
 
-from specjax.models.mixers.attention import Attention, AttentionSizes, Rotations
-from specjax.models.mixers.gated_delta import GatedDelta
-from specjax.models.mixers.kimi_delta import KimiDelta
-from specjax.models.mixers.latent import Latent, LatentAttention
-from specjax.models.mixers.mamba2 import Mamba2, Scales
-from specjax.models.mixers.short_conv import ShortConv
-from specjax.models.mixers.table import MIXERS
+from typing import TYPE_CHECKING
+
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.models.mixers.attention import Attention, AttentionSizes, Rotations
+    from specjax.models.mixers.gated_delta import GatedDelta
+    from specjax.models.mixers.kimi_delta import KimiDelta
+    from specjax.models.mixers.latent import Latent, LatentAttention
+    from specjax.models.mixers.mamba2 import Mamba2, Scales
+    from specjax.models.mixers.short_conv import ShortConv
+
+__getattr__ = lazily(__name__, __file__)
 
 __all__ = [
-    "MIXERS",
     "Attention",
     "AttentionSizes",
     "GatedDelta",

@@ -44,6 +44,9 @@ class AttentionSizes(Mixer):
         for name in ("keys_as_values", "shared"):
             flag(name, getattr(self, name))
 
+    def module(self) -> type[Attention]:
+        return Attention
+
     def slots(self) -> tuple[int, int, int]:
         return self.num_kv_heads, self.head_dim, self.head_dim
 

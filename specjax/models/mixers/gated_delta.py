@@ -37,6 +37,9 @@ class GatedDelta(Mixer):
     norm_eps: float | None = None  # of the norm of the output; None: that of the configuration
     negative: bool = False  # beta goes up to 2, so that the state has negative eigenvalues
 
+    def module(self) -> type[GatedDeltaNet]:
+        return GatedDeltaNet
+
     def __post_init__(self) -> None:
         """Raises ValueError with the field, its value and the allowed values."""
         for name in ("key_heads", "value_heads", "key_dim", "value_dim"):

@@ -34,6 +34,9 @@ class KimiDelta(Mixer):
     head_dim: int  # of queries, keys and values, and of the narrow matrices
     conv_size: int = 4  # tokens that the convolutions of queries, keys and values read
 
+    def module(self) -> type[KimiDeltaNet]:
+        return KimiDeltaNet
+
     def __post_init__(self) -> None:
         """Raises ValueError with the field, its value and the allowed values."""
         for name in ("heads", "head_dim"):

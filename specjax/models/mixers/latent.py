@@ -48,6 +48,9 @@ class Latent(Mixer):
     q_rank: int | None = None  # queries are a product of two matrices through this size
     norm_eps: float = 1e-6  # of the norms of latent vectors
 
+    def module(self) -> type[LatentAttention]:
+        return LatentAttention
+
     def __post_init__(self) -> None:
         """Raises ValueError with the field, its value and the allowed values."""
         for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim", "q_rank"):

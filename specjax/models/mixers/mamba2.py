@@ -67,6 +67,9 @@ class Mamba2(Mixer):
     scales: Scales = dataclasses.field(default_factory=Scales)
     beside: Beside | None = None
 
+    def module(self) -> type[Mamba2Layer]:
+        return Mamba2Layer
+
     def __post_init__(self) -> None:
         """Raises ValueError with the field, its value and the allowed values."""
         for name in ("heads", "head_dim", "state_dim", "groups"):

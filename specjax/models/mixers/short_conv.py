@@ -32,6 +32,9 @@ class ShortConv(Mixer):
     conv_size: int = 3  # tokens that the convolution reads
     bias: bool = False  # of the projections and the convolution
 
+    def module(self) -> type[GatedShortConv]:
+        return GatedShortConv
+
     def __post_init__(self) -> None:
         """Raises ValueError with the field, its value and the allowed values."""
         whole("channels", self.channels, 1, 2**20, "a whole number in [1, 1048576]")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specjax.serve.handle import Guess, Increment, Served
+from specjax.serve.http import tools
 from specjax.serve.http.requests import Asked
 from specjax.text import Words
 from specjax.types import Json
@@ -88,11 +89,15 @@ class Writer:
         """Returns the answer of a request that does not stream."""
         choices = []
         for index, one in enumerate(served):
-            choice: dict[str, Json] = {"index": index, "finish_reason": _REASONS[one.finish]}
+            text, calls = self.read(one)
+            choice: dict[str, Json] = {"index": index, "finish_reason": _reason(one, calls)}
             if self.chat:
-                choice["message"] = {"role": "assistant", "content": one.text}
+                message: dict[str, Json] = {"role": "assistant", "content": text}
+                if calls:
+                    message |= {"content": text or None, "tool_calls": tools.written(calls)}
+                choice["message"] = message
             else:
-                choice["text"] = one.text
+                choice["text"] = text
             choice["logprobs"] = self._logprobs(one, 0)
             if self.wants_guesses:
                 choice["guesses"] = list(map(_guess, one.guesses))
@@ -113,11 +118,16 @@ class Writer:
         delta = {"role": "assistant", "content": ""}
         return self._chunk({"index": index, "delta": delta, "finish_reason": None})
 
-    def increment(self, index: int, new: Increment) -> dict[str, Json]:
-        """Returns a chunk with new text."""
+    def read(self, served: Served) -> tuple[str, list[tools.Call]]:
+        """Returns a text without its calls of tools, and the calls."""
+        known = self.asked.tools
+        return (served.text, []) if known is None else known.read(served.text)
+
+    def increment(self, index: int, new: Increment, shown: str) -> dict[str, Json]:
+        """Returns a chunk with new tokens, of which `shown` is the text that is no call."""
         choice: dict[str, Json] = {"index": index, "finish_reason": None}
         if self.chat:
-            choice["delta"] = {"content": new.text}
+            choice["delta"] = {"content": shown}
         else:
             choice["text"] = new.text
         if new.logprobs is not None:
@@ -127,11 +137,22 @@ class Writer:
             choice["token_ids"], choice["pieces"] = new.tokens, new.pieces
         return self._chunk(choice)
 
-    def last(self, index: int, served: Served) -> dict[str, Json]:
-        """Returns the chunk that ends a text."""
-        choice: dict[str, Json] = {"index": index, "finish_reason": _REASONS[served.finish]}
-        choice |= {"delta": {}} if self.chat else {"text": ""}
-        return self._chunk(choice)
+    def last(self, index: int, served: Served, sent: int) -> list[dict[str, Json]]:
+        """Returns the chunks that end a text: what is left of it, its calls, and the reason.
+
+        Args:
+          sent: the characters of the text that were shown before.
+        """
+        text, calls = self.read(served)
+        deltas: list[dict[str, Json]] = [{"content": text[sent:]}] if text[sent:] else []
+        for number, call in enumerate(tools.written(calls)):
+            deltas.append({"tool_calls": [{"index": number, **call}]})
+        choices: list[dict[str, Json]] = []
+        for delta in deltas if self.chat else ():
+            choices.append({"index": index, "delta": delta, "finish_reason": None})
+        end: dict[str, Json] = {"index": index, "finish_reason": _reason(served, calls)}
+        choices.append(end | ({"delta": {}} if self.chat else {"text": ""}))
+        return list(map(self._chunk, choices))
 
     def end(self, served: Sequence[Served]) -> dict[str, Json]:
         """Returns the chunk after all texts, with their usage."""
@@ -184,6 +205,12 @@ class Writer:
         return {
             "token": word, "logprob": logprob, "bytes": None if written is None else list(written)
         }  # fmt: skip
+
+
+def _reason(served: Served, calls: Sequence[tools.Call]) -> str:
+    """Returns why a text has ended."""
+    reason = _REASONS[served.finish]
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def texts_of(words: Words, made: Increment | Served) -> list[str]:

@@ -154,7 +154,7 @@ class Service:
         handles: list[Handle] = []
         try:
             for one, index in asked.each:
-                handles.append(self.engine.submit(one, index))
+                handles.append(self.engine.submit(one, index, asked.cache_salt))
         except Exception:
             following.cancel(handles)  # a part of an answer is no answer
             raise
@@ -202,23 +202,29 @@ class Service:
         for index in range(len(handles)):
             if (first := writer.first(index)) is not None:
                 yield first
-        counts = [0] * len(handles)
+        counts, texts, sent = [0] * len(handles), [""] * len(handles), [0] * len(handles)
         with_usage = options is not None and options.include_usage
         left = len(handles)
         async for index, new in following.merged(handles):
             if isinstance(new, Served):
                 left -= 1
-                last = writer.last(index, new)
+                *rest, last = writer.last(index, new, sent[index])
+                for chunk in rest:
+                    yield chunk
                 # Clients expect a chunk without a choice only if they asked for the usage.
                 if left == 0 and not with_usage:
                     last |= writer.figures([handle.result() for handle in handles])
                 yield last
                 continue
             counts[index] += len(new.tokens)
-            chunk = writer.increment(index, new)
+            texts[index] += new.text
+            known = writer.asked.tools
+            now = len(texts[index]) if known is None else known.settled(texts[index])
+            shown, sent[index] = texts[index][sent[index] : now], max(now, sent[index])
+            chunk = writer.increment(index, new, shown)
             if options is not None and options.continuous_usage_stats:
-                known = [handle.prompt for handle in handles[:: writer.asked.n]]
-                chunk["usage"] = answers.usage(sum(known), sum(counts), 0)
+                prompts = [handle.prompt for handle in handles[:: writer.asked.n]]
+                chunk["usage"] = answers.usage(sum(prompts), sum(counts), 0)
             yield chunk
         served = [handle.result() for handle in handles]
         self._count(served)

@@ -57,10 +57,10 @@ class Sampled(Body):
         "modalities": ["text"],
     }  # fmt: skip
     refused: ClassVar[dict[str, str]] = {
-        "tools": "this server calls no tools",
-        "tool_choice": "this server calls no tools",
-        "functions": "this server calls no functions",
-        "function_call": "this server calls no functions",
+        "tools": "send messages to /v1/chat/completions",
+        "tool_choice": "send messages to /v1/chat/completions",
+        "functions": "use tools",
+        "function_call": "use tool_choice",
         "best_of": "use n",
         "suffix": "the models of this server only continue a text",
         "echo": "put the prompt before the answer yourself",
@@ -92,6 +92,7 @@ class Sampled(Body):
     stream_options: StreamOptions | None = None
     response_format: dict[str, object] | None = None
     speculation: Speculation = Speculation()
+    cache_salt: Text | None = None
     return_guesses: Flag = False  # who guessed each token: see docs/serving.md
 
     def called(self) -> dict[str, str]:
@@ -114,17 +115,33 @@ class Completion(Sampled):
 
 
 class Chat(Sampled):
+    ignored: ClassVar[tuple[str, ...]] = tuple(
+        name for name in Sampled.ignored if name != "parallel_tool_calls"
+    )
+    refused: ClassVar[dict[str, str]] = {
+        name: cure for name, cure in Sampled.refused.items() if not name.startswith("tool")
+    }
+
     messages: list[dict[str, object]]
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Whole | None = None
     add_generation_prompt: Flag = True
     chat_template_kwargs: dict[str, object] | None = None
+    tools: list[dict[str, object]] | None = None
+    tool_choice: Text | dict[str, object] | None = None
+    parallel_tool_calls: Flag = True
 
     def called(self) -> dict[str, str]:
         newer = self.max_completion_tokens is not None or self.max_tokens is None
         most = "max_completion_tokens" if newer else "max_tokens"
-        return {**super().called(), "max_new_tokens": most, "logprobs": "top_logprobs"}
+        calls = bool(self.tools) and self.response_format is None
+        return {
+            **super().called(),
+            "max_new_tokens": most,
+            "logprobs": "top_logprobs",
+            "constraint": "tool_choice" if calls else "response_format",
+        }
 
 
 class Tokenize(Body):

@@ -21,7 +21,8 @@ from specjax.serve.http.fields import (
     Tokenize,
 )
 from specjax.serve.http.problems import refuse
-from specjax.text import unread_part
+from specjax.serve.http.tools import Tools, for_template, tools_of
+from specjax.text import template_of, unread_part
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _LORAX_TOKENS = 20  # LoRAX's
@@ -37,6 +38,8 @@ class Asked:
     seed: int
     model: str
     num_drafts: int | None
+    tools: Tools | None  # that the texts may call
+    cache_salt: str | None
 
     @property
     def depth(self) -> int:
@@ -73,6 +76,10 @@ def of_chat(engine: Engine, body: Chat, most: int) -> Asked:
     variables = {
         "add_generation_prompt": body.add_generation_prompt, **(body.chat_template_kwargs or {})
     }  # fmt: skip
+    template = template_of(engine.target.files)
+    tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls, template)
+    if tools is not None:
+        variables["tools"] = tools.given
     ids = conversations(engine.target, None, [_messages(body.messages)], variables)
     new = body.max_completion_tokens
     new = body.max_tokens if new is None else new
@@ -81,7 +88,7 @@ def of_chat(engine: Engine, body: Chat, most: int) -> Asked:
     if body.top_logprobs is not None and not body.logprobs:
         refuse("top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _asked(engine, body, ids, [new], logprobs, most)
+    return _asked(engine, body, ids, [new], logprobs, most, tools)
 
 
 def of_lorax(engine: Engine, body: Lorax) -> Asked:
@@ -137,6 +144,7 @@ def _asked(
     new: list[int],
     logprobs: int | None,
     most: int,
+    tools: Tools | None = None,
 ) -> Asked:
     if len(ids) * body.n > most:
         refuse(
@@ -145,14 +153,18 @@ def _asked(
             "n",
         )
     constraint = _constraint(body.response_format)
+    called = None if tools is None else tools.constraint()
+    if constraint is not None and called is not None:
+        refuse("a text is either a call or of a response_format: send one of them", "tool_choice")
+    constraint = constraint or called
     model, owner = _owner(engine, body.model)
     drafter, adapter = _drafting(body.speculation, owner)
     _check_logprobs(engine, body, logprobs)
     if constraint is not None and engine.checker.constraint_size is None:
         refuse(
             "this server takes no schemas, since it was started with --constraint-size 0 0: "
-            "leave response_format out",
-            "response_format",
+            f"leave {body.called()['constraint']} out",
+            body.called()["constraint"],
         )
     seed = secrets.randbits(32) if body.seed is None else body.seed
     defaults = engine.target.defaults
@@ -185,7 +197,8 @@ def _asked(
         for tokens, count in zip(ids, new, strict=True)
     ]
     admitted = [engine.checker.admit(request) for request in requests]
-    return Asked(admitted, body.n, seed, model, body.speculation.num_speculative_tokens)
+    drafts = body.speculation.num_speculative_tokens
+    return Asked(admitted, body.n, seed, model, drafts, tools, body.cache_salt)
 
 
 def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | None]:
@@ -270,5 +283,5 @@ def _messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
                     said = said or f"has a part of the type {kind!r}: send parts of the type text"
                     refuse(f"messages[{number}] {said}", "messages")
             content = "".join(str(part.get("text", "")) for part in content)
-        made.append({**message, "content": content})
+        made.append({**for_template(message), "content": content})
     return made
