@@ -85,6 +85,9 @@ def test_it_is_in_programs_for_nvidia_gpus():
         for platform in ("cuda", "rocm", "tpu", "cpu")
     }
     assert found == {"cuda": True, "rocm": False, "tpu": False, "cpu": False}
+    several = jax.jit(jax.vmap(gpu_attend, (0, None, None, None)))
+    traced = several.trace(jnp.stack([query] * 3), cache, cache, seen)
+    assert "few_queries" in traced.lower(lowering_platforms=("cuda",)).as_text()
     slope = jax.grad(lambda query: gpu_attend(query, cache, cache, seen).astype(float).sum())
     assert "pallas_call" not in str(jax.make_jaxpr(slope)(query))
 
