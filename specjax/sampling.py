@@ -7,6 +7,7 @@ single token, so the noise has no effect.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -25,6 +26,7 @@ _IMPLEMENTATION = "threefry2x32"
 _EXCLUDED = -30.0  # the score of a token that processors exclude, below those that are kept
 _FEW = 16  # the most siblings or levels for which one pass over the vocabulary each pays
 _BITS = 4  # the bits of a threshold that a GPU finds in one pass
+_PARTS = 16  # in which it adds over a vocabulary
 _BLOCKS = (128, 64, 32)  # sizes of the blocks in which a CPU looks for a maximum
 
 _LEAST_TEMPERATURE = 1e-20
@@ -219,15 +221,13 @@ def warp(logits: Array, sampling: Sampling) -> Array:
     def of_top_k(x: Array) -> Array:
         size = x.shape[-1]
         top_k = rows(jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, size), size))
-        return _threshold(x, lambda kept: kept.sum(-1, keepdims=True) >= top_k)
+        return _threshold(x, lambda kept: kept.astype(jnp.int32), top_k)
 
     def of_top_p(x: Array) -> Array:
         # Many devices flush a subnormal top_p to 0, which even an empty set of tokens reaches.
         tiny = jnp.finfo(jnp.float32).tiny
         probs, top_p = jax.nn.softmax(x), rows(jnp.maximum(sampling.top_p, tiny))
-        least = _threshold(
-            x, lambda kept: jnp.where(kept, probs, 0).sum(-1, keepdims=True) >= top_p
-        )
+        least = _threshold(x, lambda kept: jnp.where(kept, probs, 0), top_p)
         return jnp.where(top_p >= 1, -jnp.inf, least)
 
     def least_kept(x: Array) -> Array:
@@ -274,8 +274,8 @@ def _without(x: Array, least: Array) -> Array:
     return jnp.where(x < least, -jnp.inf, x)
 
 
-def _threshold(x: Array, enough: Callable[[Array], Array]) -> Array:
-    """Returns the greatest number t [..., 1] for which `enough(x >= t)` [..., 1] holds.
+def _threshold(x: Array, terms: Callable[[Array], Array], wanted: Array | _Host) -> Array:
+    """Returns the greatest number t [..., 1] for which the sum of `terms(x >= t)` reaches `wanted`.
 
     If no number is small enough, it returns -inf.
 
@@ -289,18 +289,25 @@ def _threshold(x: Array, enough: Callable[[Array], Array]) -> Array:
 
     def bit(i: Array, threshold: Array) -> Array:
         candidate = threshold | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
-        return jnp.where(enough(order >= candidate), candidate, threshold)
+        enough = terms(order >= candidate).sum(-1, keepdims=True) >= wanted
+        return jnp.where(enough, candidate, threshold)
 
     def bisect(order: Array, none: Array) -> Array:
         return jax.lax.fori_loop(0, 32, bit, none)
 
     def in_few_passes(order: Array, none: Array) -> Array:
         # A GPU has no loop in its graphs, so the loop is unrolled, and a pass finds several bits.
+        # XLA cuts a sum over a vocabulary into two kernels.  The second one of ours adds the parts
+        # and chooses the threshold.
         numbers = jnp.arange(1, 1 << _BITS, dtype=jnp.uint32).reshape(-1, *[1] * order.ndim)
+        parts = _PARTS if order.shape[-1] % _PARTS == 0 else 1
 
         def turn(i: Array, threshold: Array) -> Array:
             shift = jnp.uint32(32 - _BITS) - _BITS * i.astype(jnp.uint32)
-            held = enough(order >= threshold | numbers << shift)
+            added = terms(order >= threshold | numbers << shift)
+            sums = added.reshape(*added.shape[:-1], parts, -1).sum(-1)
+            total = functools.reduce(jnp.add, (sums[..., n : n + 1] for n in range(parts)))
+            held = total >= wanted
             return threshold | held.sum(0, dtype=jnp.uint32) << shift
 
         return jax.lax.fori_loop(0, 32 // _BITS, turn, none, unroll=True)

@@ -95,10 +95,10 @@ class _Case:
         devices: np.ndarray,
     ) -> Cell:
         """Compiles a program, and returns what the report says of it."""
-        target = shapes_of(config, arguments.dtype)
+        target = shapes_of(config, arguments.dtype, devices)
         vocab_size = target.model.vocab_size
         named = arguments.draft or DRAFT_OF.get(self.size, "150m")
-        draft = shapes_of(config_of(named, vocab_size), arguments.dtype)
+        draft = shapes_of(config_of(named, vocab_size), arguments.dtype, devices)
         sketch = DRAFTERS[self.drafter](target, draft)
         proposer = sketch.proposer
         decoder = Decoder(target.model, proposer, specjax.Match(), (2,), self.capacity)

@@ -27,7 +27,7 @@ from specjax.methods import (
     initial_block,
     mtp_shapes,
 )
-from specjax.models import LinenModel, TransformerConfig, mtp_layers
+from specjax.models import LinenModel, Transformer, TransformerConfig, mtp_layers
 from specjax.proposers import BestFirst, Chain, ChoiceTree, StaticTree
 from specjax.types import Arrays
 
@@ -110,7 +110,9 @@ def _mtp(shape: Callable[[MtpSource], Proposer], head_tokens: int | None = None)
     """One layer like the target's last with attention; the target's embedding and head."""
 
     def make(target: Shapes, draft: Shapes) -> Sketch:
-        network = MtpConfig(mtp_layers(target.config))
+        module = target.model.module
+        assert isinstance(module, Transformer)
+        network = MtpConfig(mtp_layers(target.config), attend=module.attend)
         last = target.config.num_layers + 1
         source = MtpSource(network, target.model.vocab_size, (last,), head_tokens)
         own = {"network": _like(mtp_shapes(network), target)}

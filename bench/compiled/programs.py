@@ -90,7 +90,9 @@ def compile_loop(
     with shapes_for(platform):
         state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
     began = time.perf_counter()
-    compiled = decoder.lower(params, state, platform).compile({**(options or {})})
+    with shapes_for(platform):
+        lowered = decoder.lower(params, state, platform)
+    compiled = lowered.compile({**(options or {})})
     seconds = time.perf_counter() - began
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None and text is not None  # of an accelerator's program

@@ -14,7 +14,7 @@ from bench.compiled.families import NAMES, published
 from bench.weights import SIZES as PAIRS
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.files import rounded_leaf, rounded_rows
-from specjax.models import FAMILIES, quantise
+from specjax.models import FAMILIES, attend_on, quantise
 from specjax.types import Arrays
 
 VOCABULARY = 128256
@@ -83,15 +83,19 @@ def config_of(size: str, vocab_size: int | None = None) -> TransformerConfig:
     )
 
 
-def shapes_of(config: TransformerConfig, dtype: str = "bfloat16") -> Shapes:
+def shapes_of(
+    config: TransformerConfig, dtype: str = "bfloat16", devices: np.ndarray | None = None
+) -> Shapes:
     """The model that `specjax.load` makes of a folder on an accelerator.
 
     Args:
       config: of the model.
       dtype: of `DTYPES`; with int8 and int4 the cache and the activations are bfloat16.
+      devices: that the model is for, by default several.
     """
     kept = jnp.dtype("bfloat16" if dtype in ("int8", "int4") else dtype)
-    model = LinenModel(Transformer(config), kept)
+    form = attend_on(devices.flat[0] if devices is not None and devices.size == 1 else None)
+    model = LinenModel(Transformer(config, attend=form), kept)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept), shapes)
     if dtype == "int4":

@@ -88,6 +88,18 @@ def on_gpu(gpu: Callable[..., _T], other: Callable[..., _T], *operands: object) 
     return by_platform({"cuda": gpu, "rocm": gpu}, other, *operands)
 
 
+def on_cuda(cuda: Callable[..., _T], other: Callable[..., _T], *operands: object) -> _T:
+    """Runs `cuda(*operands)` in a program for an NVIDIA GPU, `other(*operands)` elsewhere."""
+    return by_platform({"cuda": cuda}, other, *operands)
+
+
+def runs_triton(device: Device) -> bool:
+    """Returns whether XLA compiles Triton for a device: an NVIDIA GPU from compute capability 8."""
+    capability = str(getattr(device, "compute_capability", ""))  # "gfx942" of an AMD GPU
+    major = capability.partition(".")[0]
+    return device.platform in ("gpu", "cuda") and major.isdigit() and int(major) >= 8
+
+
 _shaped_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("shaped_for", default=None)
 
 
@@ -107,6 +119,14 @@ def platform_of_shapes() -> str:
     A shape cannot depend on the platform that a program is lowered for later.
     """
     return _shaped_for.get() or jax.default_backend()
+
+
+def prefers_one_pass() -> bool:
+    """Returns whether one pass over more tokens is better than a loop that may leave tokens out.
+
+    On a GPU the host waits for each test of a loop whose number of turns depends on data.
+    """
+    return platform_of_shapes() == "gpu"
 
 
 def default_devices() -> set[Device]:

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding
 from specjax._internal.checks import within
 from specjax._internal.control_flow import apply_if
 from specjax._internal.jit_cache import programs, structure_of
-from specjax._internal.platforms import lowering_platforms
+from specjax._internal.platforms import lowering_platforms, prefers_one_pass
 from specjax.contract import Cache, Context, Draw, Model, Proposer, Rule
 from specjax.decoding.commit import count, emit, record, write
 from specjax.decoding.inputs import (
@@ -73,6 +73,9 @@ from specjax.types import (
 )
 
 _Layout = tuple[NamedSharding | None, ...] | None
+
+_ONE_PASS = 64
+"""The most nodes of all rows that a GPU always reads: their pass takes as long as one token's."""
 
 
 _Made = tuple[Verdict, ModelOutput, Array]
@@ -274,6 +277,8 @@ class Decoder:
         num_nodes = proposal.tokens.shape[1]
         widens = state.cache.widened(num_nodes) is not None
         narrower = self.proposer.narrower if widens else ()
+        if prefers_one_pass() and not self.target.sparse and proposal.tokens.size <= _ONE_PASS:
+            narrower = ()
         if not narrower:
             verdict, output, logits = self._read(num_nodes, state.cache, *reading)
             return Verification(verdict, tree, output, logits)

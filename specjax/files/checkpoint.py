@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 
 from specjax._internal.checks import chosen, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
-from specjax._internal.platforms import default_platform
+from specjax._internal.platforms import default_devices
 from specjax.files.config import read_config, text_config
 from specjax.files.folder import (
     CONFIG,
@@ -53,8 +53,7 @@ from specjax.models import (
     LinenModel,
     Transformer,
     TransformerConfig,
-    attend,
-    cpu_attend,
+    attend_on,
     cpu_dot_general,
     dot_general,
     mtp_layout,
@@ -129,7 +128,8 @@ def load(
       >>> target.model.vocab_size
       512
     """
-    platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
+    device = next(iter(default_devices())) if mesh is None else mesh.devices.flat[0]
+    platform = device.platform
     in_int4 = isinstance(dtype, str) and dtype == _INT4
     if in_int4 and dequantise:
         raise ValueError(
@@ -153,11 +153,11 @@ def load(
     # tied embedding pays for its memory; on other devices it does not.
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
-    alone = platform == "cpu" and (mesh is None or mesh.size == 1)
+    alone = mesh is None or mesh.size == 1
     network = Transformer(
         ours,
-        dot_general=cpu_dot_general if alone else dot_general,
-        attend=cpu_attend if alone else attend,
+        dot_general=cpu_dot_general if alone and platform == "cpu" else dot_general,
+        attend=attend_on(device if alone else None),
         separate_head=separate,
         transposed=transposed,
     )

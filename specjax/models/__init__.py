@@ -7,7 +7,13 @@ from specjax._internal.moved import forward
 
 if TYPE_CHECKING:
     from specjax.models.adapters import from_function, from_linen, from_nnx
-    from specjax.models.attention import BLOCK_SLOTS, attend, cpu_attend
+    from specjax.models.attention import (
+        BLOCK_SLOTS,
+        attend,
+        attend_on,
+        cpu_attend,
+        gpu_attend,
+    )
     from specjax.models.base import PRECISIONS, LinenModel
     from specjax.models.check import check_model
     from specjax.models.config import Mixer, TransformerConfig
@@ -102,6 +108,7 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "attend",
+    "attend_on",
     "check_fields",
     "check_model",
     "cpu_attend",
@@ -112,6 +119,7 @@ __all__ = [
     "from_function",
     "from_linen",
     "from_nnx",
+    "gpu_attend",
     "grouped",
     "head_matrix",
     "holds_packed",

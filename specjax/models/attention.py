@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import kernels
-from specjax._internal.platforms import by_platform, on_cpu
+from specjax._internal.platforms import Device, by_platform, on_cpu, on_cuda, runs_triton
 from specjax.models.products import float32_dot_general
 
 _CAUSAL_BLOCK = 64
@@ -109,8 +109,29 @@ def cpu_attend(
     return on_cpu(few, other, query, keys, values, visible)
 
 
-@cpu_attend.defjvp
-def _(
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def gpu_attend(
+    query: Array,
+    keys: Array,
+    values: Array,
+    visible: Array,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    """Computes `attend` for arrays on one GPU, with `specjax.kernels` for few tokens.
+
+    On a mesh XLA would gather the cache, so models on several devices take `attend`.
+    """
+    other = functools.partial(attend, scale=scale, softcap=softcap, sinks=sinks)
+    if not kernels.takes_attention_on_gpu(query, keys, values):
+        return other(query, keys, values, visible)
+    factor = query.shape[3] ** -0.5 if scale is None else scale
+    few = functools.partial(kernels.few_queries_on_gpu, scale=factor, softcap=softcap, sinks=sinks)
+    return on_cuda(few, other, query, keys, values, visible)
+
+
+def _jvp(
     scale: float | None,
     softcap: float | None,
     primals: tuple[Array, ...],
@@ -122,6 +143,17 @@ def _(
         return attend(query, keys, values, visible, scale, softcap, sinks)
 
     return jax.jvp(plain, primals, tangents)
+
+
+cpu_attend.defjvp(_jvp)
+gpu_attend.defjvp(_jvp)
+
+
+def attend_on(device: Device | None) -> Callable[..., Array]:
+    """Returns the form of `attend` for a model on one device; None: it is on several."""
+    if device is not None and device.platform == "cpu":
+        return cpu_attend
+    return gpu_attend if device is not None and runs_triton(device) else attend
 
 
 def _by_group(

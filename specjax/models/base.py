@@ -46,6 +46,7 @@ class LinenModel(Model[Weights, KVCache]):
             vocab_size=module.vocab_size,
             max_positions=module.max_positions,
             num_taps=module.num_taps,
+            sparse=getattr(module, "sparse", False),
         )
 
     def init(self, key: Array) -> Weights:

@@ -56,7 +56,7 @@ def dot_general(x: Array, kernel: Array | PackedKernel, dimensions: DotDimension
 
     def gpu(x: Array, kernel: Array) -> Array:
         # XLA:GPU would write the terms of one row to memory, rounded, before it adds them.
-        two = jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0)))
+        two = jnp.broadcast_to(x.reshape(1, -1), (2, x.shape[-1]))
         y = jax.lax.dot_general(two, kernel, (((1,), (summed,)), ((), ())))
         return y[:1].reshape(*x.shape[:-1], -1)
 

@@ -19,6 +19,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
+from specjax._internal.platforms import platform_of_shapes
 from specjax.caches import (
     Both,
     HybridCache,
@@ -186,6 +187,11 @@ class Transformer(nn.Module):
     def num_taps(self) -> int:
         return self.config.num_layers + 2
 
+    @property
+    def sparse(self) -> bool:
+        """Whether a layer has experts, of which a token uses a few."""
+        return any(map(self.config.is_sparse, range(self.config.num_layers)))
+
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache | HybridCache:
         """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
         c = self.config
@@ -223,6 +229,12 @@ class Transformer(nn.Module):
         """
         c = self.config
         size = c.embedding_size or c.hidden_size
+        # XLA:GPU fuses more of two tokens than of one.  The second one lies in the spare slot.
+        twice = tokens.size == 1 and type(cache) is KVCache and not self.sparse
+        twice = twice and platform_of_shapes() == "gpu"
+        if twice:
+            tokens, positions = (jnp.repeat(x, 2, axis=1) for x in (tokens, positions))
+            mask = None
 
         def table(name: str, rows: int, features: int, axes: tuple[str, str]) -> Array:
             init = nn.initializers.normal(c.init_scale)
@@ -273,6 +285,8 @@ class Transformer(nn.Module):
         if c.logit_softcap is not None:
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
         features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
+        if twice:
+            logits, hidden, features = jax.tree.map(lambda x: x[:, :1], (logits, hidden, features))
         return ModelOutput(logits, hidden, cache, features)
 
 

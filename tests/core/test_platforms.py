@@ -14,7 +14,7 @@ import specjax
 from specjax import sampling
 from specjax._internal import cuda_graphs, platforms
 from specjax.caches import KVCache, stage
-from specjax.models import quantise
+from specjax.models import LinenModel, quantise
 from specjax.models.layers import look_up
 from specjax.models.products import dot_general, float32_dot_general
 
@@ -230,3 +230,49 @@ def test_shapes_of_a_cache_are_those_of_the_platform():
     with platforms.shapes_for("gpu"):
         assert KVCache.zeros(1, 1, 1, 200, 4, jnp.float32).capacity == 256
         assert KVCache.zeros(1, 1, 1, 127, 4, jnp.float32).capacity == 128
+
+
+def test_a_token_alone_is_read_beside_a_second_one():
+    """For a GPU, and no one sees it: not the shapes, the logits, the length, nor later tokens."""
+    model, tokens = transformer(num_layers=1), jnp.array([[3, 1, 4]])
+    params = model.init(jax.random.key(0))
+    wanted = model.apply(params, tokens, jnp.arange(3)[None], taps=(1,))
+    multiplied = []
+
+    def product(x, kernel, dimensions):
+        multiplied.append(x.shape[:-1])
+        return dot_general(x, kernel, dimensions)
+
+    with platforms.shapes_for("gpu"):
+        watched = LinenModel(model.module.clone(dot_general=product), model.dtype)
+        read = jax.jit(functools.partial(watched.apply, taps=(1,)))
+        cache = watched.init_cache(1, 3)
+        for n in range(3):
+            seen = jnp.ones((1, 1, 1), bool)
+            out = read(params, tokens[:, n : n + 1], jnp.array([[n]]), cache, seen)
+            assert out.cache.length == n
+            cache = out.cache.commit(jnp.ones(1, jnp.int32))
+            for part in ("logits", "hidden", "features"):
+                ours, theirs = getattr(out, part), getattr(wanted, part)[:, n : n + 1]
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert set(multiplied) == {(1, 2)}
+
+
+@pytest.mark.parametrize("case", ["draft 3", "ngram"])
+def test_one_pass_in_the_place_of_loops_gives_the_same_texts(case):
+    """For a GPU a draft model reads all unread tokens, and the target all nodes, without loops."""
+    wanted = toys.decoded(case, "match", 1.0)[0]
+    decoder, params = toys.decoder(case, "match"), toys.params(case)
+
+    def loops(state):
+        return decoder.lower(params, state).as_text().count("stablehlo.while")
+
+    elsewhere = loops(toys.prefill(decoder, params, temperature=1.0))
+    jax.clear_caches()
+    specjax.clear_programs()
+    with platforms.shapes_for("gpu"):
+        state = toys.prefill(decoder, params, temperature=1.0)
+        assert loops(state) < elsewhere
+        assert toys.texts(decoder.run(params, state)) == wanted
+    jax.clear_caches()
+    specjax.clear_programs()

@@ -77,9 +77,9 @@ def ties_of_top_p(patch: Patch) -> None:
     """Several tokens that tie with the last one kept are dropped by top-p, if others are left."""
     threshold = sampling._threshold
 
-    def fewer(x: Any, enough: Callable[..., Any]) -> Any:
-        least = threshold(x, enough)
-        if "of_top_p" not in enough.__qualname__:
+    def fewer(x: Any, terms: Callable[..., Any], wanted: Any) -> Any:
+        least = threshold(x, terms, wanted)
+        if "of_top_p" not in terms.__qualname__:
             return least
         tied, kept = (
             (found(x, least)).sum(-1, keepdims=True) for found in (jnp.equal, jnp.greater)

@@ -12,6 +12,7 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.control_flow import apply_if
+from specjax._internal.platforms import prefers_one_pass
 from specjax._internal.prefix_sums import leading
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import (
@@ -100,7 +101,8 @@ class DraftSource(Source[ArrayTree, DraftState, Cache]):
     def begin(
         self, params: ArrayTree, state: DraftState, context: Context
     ) -> tuple[DraftState, Cache, Array]:
-        unread = state if state.ahead is None else self._read_most(params, state)
+        apart = state.ahead is not None and not prefers_one_pass()
+        unread = self._read_most(params, state) if apart else state
         tokens = then_pending(unread.fresh, unread.count, context.pending)
         staged, logits = self._read(params, unread.cache, tokens, unread.count[:, None])
         caught_up = dataclasses.replace(
