@@ -14,7 +14,7 @@ import numpy as np
 import specjax
 from bench import machine, prompts
 from bench.command import Report, run
-from bench.contestants import INT8_TARGET, Contestant, Imposition, ours, theirs
+from bench.contestants import ROUNDED, Contestant, Imposition, ours, theirs
 from bench.drawing import draw
 from bench.imposed import coins
 from bench.options import BenchOptions, ReportOptions
@@ -26,6 +26,7 @@ from specjax import LanguageModel
 from specjax.measure import describe
 from specjax.options.command import parse
 from specjax.plot import new_figure
+from specjax.rounding import in_int4
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -134,9 +135,9 @@ def _our_entries(
             entries.append(ours(target, draft, "draft", gamma, script))
         if "ngram" in arguments.proposers:
             entries.append(ours(target, None, "ngram", gamma, script))
-    return entries + (
-        _in_int8(target, draft, arguments.num_drafts, script) if arguments.int8 else []
-    )
+    for precision in _rounded(arguments):
+        entries += _in_few_bits(precision, target, draft, arguments.num_drafts, script)
+    return entries
 
 
 def _their_entries(
@@ -165,7 +166,7 @@ def _their_entries(
 
 
 def _start_engines(pair: Pair, arguments: ReportOptions, script: Imposition | None) -> list[Engine]:
-    """Each engine in the measured precision and, with --int8, in int8."""
+    """Each engine in the measured precision and, with --int8 and --int4, in these."""
     if not arguments.engines:
         return []
     if pair.folders is None:
@@ -179,30 +180,36 @@ def _start_engines(pair: Pair, arguments: ReportOptions, script: Imposition | No
         alone=arguments.batch == 1,
         script=script,
     )
-    precisions = [arguments.dtype, *(["int8"] if arguments.int8 else [])]
+    precisions = [arguments.dtype, *_rounded(arguments)]
     return [
         Engine(name, setting, precision) for name in arguments.engines for precision in precisions
     ]
 
 
-def _in_int8(
+def _rounded(arguments: ReportOptions) -> list[str]:
+    """The precisions of rounded weights that were asked for."""
+    return [precision for precision in ROUNDED if getattr(arguments, precision)]
+
+
+def _in_few_bits(
+    precision: str,
     target: LanguageModel,
     draft: LanguageModel | None,
     lookaheads: Sequence[int],
     script: Imposition | None,
 ) -> list[Contestant]:
-    """In int8: the target, whose text differs; the draft; and the target as its own draft."""
-    small = specjax.quantise(target)
-    entries = [ours(small, None, "plain", name=INT8_TARGET)]
+    """In int8 or int4: the target, whose text differs; the draft; the target as its own draft."""
+    in_few = {"int8": specjax.quantise, "int4": in_int4}[precision]
+    small = in_few(target)
+    entries = [ours(small, None, "plain", name=ROUNDED[precision])]
+    name = f"draft {precision}"
     if draft is not None:
-        entries.append(ours(specjax.quantise(draft), None, "plain", name="draft int8 alone"))
+        entries.append(ours(in_few(draft), None, "plain", name=f"{name} alone"))
     for gamma in lookaheads:
         if draft is not None:
-            entries.append(
-                ours(target, specjax.quantise(draft), "draft", gamma, script, name="draft int8")
-            )
+            entries.append(ours(target, in_few(draft), "draft", gamma, script, name=name))
         # This row measures its acceptance, so it is never imposed.
-        entries.append(ours(target, small, "draft", gamma, name="self-int8"))
+        entries.append(ours(target, small, "draft", gamma, name=f"self-{precision}"))
     return entries
 
 

@@ -20,8 +20,8 @@ from specjax.measure import PromptCounts
 from specjax.proposers import StaticTree
 from specjax.types import Arrays
 
-INT8_TARGET = "int8 target"
-"""The name of plain decoding with 8-bit weights, whose text differs."""
+ROUNDED = {"int8": "int8 target", "int4": "int4 target"}
+"""Precision of rounded weights -> the name of plain decoding with them, whose text differs."""
 
 Imposition = tuple[np.ndarray, np.ndarray]
 """The text [B, L] that the target writes, and bool [B, L]: is the draft of this token right?"""

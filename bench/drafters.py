@@ -31,6 +31,7 @@ from specjax.measure import (
     describe,
     first_calls,
     interval,
+    measure,
     medians,
     show,
     take_turns,
@@ -39,7 +40,6 @@ from specjax.methods import BoundDrafter, Drafter
 from specjax.options import fields
 from specjax.options.command import parse
 from specjax.proposers import NoProposer
-from specjax.training.measure import measure
 from specjax.types import Params
 
 JOBS: dict[str, tuple[str, ...]] = {

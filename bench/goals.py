@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from bench.__main__ import check, measure, table
 from bench.command import Report, run
-from bench.contestants import INT8_TARGET
+from bench.contestants import ROUNDED
 from bench.options import BenchOptions, ReportOptions
 from bench.peers.engines import ENGINES
 from bench.report import ratio
@@ -87,7 +87,7 @@ class Rows:
         peers = [
             r
             for r in self.rows
-            if r["library"] != "specjax" and r["proposer"] != INT8_TARGET and _known(r)
+            if r["library"] != "specjax" and r["proposer"] not in ROUNDED.values() and _known(r)
         ]
         if not self.with_engines or not peers or not _known(mine):
             return None
@@ -178,7 +178,7 @@ def _goals() -> list[Goal]:
         Goal("110M f32, imposed 0.8, 4 drafts, over the peers' best", "110M f32", 1.3,
              lambda r: r.over_best("draft", 4)),
         Goal("110M int8, plain, over the fastest peer", "110M f32", 0.8,
-             lambda r: r.over_peer(INT8_TARGET)),
+             lambda r: r.over_peer(ROUNDED["int8"])),
         Goal("110M bf16, plain, over the fastest peer", "110M bf16", 0.9,
              lambda r: r.over_peer("plain")),
         Goal("110M bf16, imposed 0.8, 4 drafts, over the peers' best", "110M bf16", 1.3,

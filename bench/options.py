@@ -37,6 +37,7 @@ class SharedOptions(fields.Options):
     int8: bool = fields.option(
         False, "also measure int8: target, draft, and the target as its own draft"
     )
+    int4: bool = fields.option(False, "also measure int4, in the same cases")
     peers: tuple[str, ...] = fields.option(
         ("plain", "draft", "ngram"),
         "what transformers runs, if anything; loop is a compiled PyTorch loop",

@@ -8,13 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.command import Report
-from bench.contestants import INT8_TARGET
+from bench.contestants import ROUNDED
 from bench.options import ReportOptions
 from bench.timing import Timed
 from specjax import LanguageModel
 from specjax.measure import Interval, interval, medians, show
 
-_DRAFTERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int8": INT8_TARGET}
+_DRAFTERS = {"draft": "draft alone"} | {
+    name: alone
+    for precision, rounded in ROUNDED.items()
+    for name, alone in (
+        (f"draft {precision}", f"draft {precision} alone"),
+        (f"self-{precision}", rounded),
+    )
+}
 """Proposer -> the row of its draft's plain decoding.  Drafts of prompt lookup cost nothing."""
 
 

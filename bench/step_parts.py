@@ -26,6 +26,7 @@ from specjax.models import (
     Int8,
     LanguageModel,
     LinenModel,
+    Packed,
     attend,
     cpu_dot_general,
     for_several_devices,
@@ -35,7 +36,7 @@ from specjax.options.command import parse
 from specjax.types import Arrays
 
 _STEPS = 8
-_DTYPES = ("float32", "bfloat16", "int8")
+_DTYPES = ("float32", "bfloat16", "int8", "int4")
 _LAST = {"kernel": 0, "weight": 1}  # name of a matrix -> the axis that is summed
 
 
@@ -90,9 +91,12 @@ def matrices(params: Arrays) -> Iterator[tuple[Arrays, int]]:
     """Each matrix with the axis that is summed."""
     if "head" not in params:
         yield params["embedding"], 1
-    for path, leaf in jax.tree.leaves_with_path(params, is_leaf=lambda x: isinstance(x, Int8)):
+    boxed = jax.tree.leaves_with_path(params, is_leaf=lambda x: isinstance(x, Int8 | Packed))
+    for path, leaf in boxed:
         if isinstance(leaf, Int8):
             yield leaf.unbox(), 0
+        elif isinstance(leaf, Packed):
+            yield leaf.unbox(), 0 if leaf.turned else 1
         elif leaf.ndim == 2 and (name := path[-1].key) in _LAST:
             yield leaf, _LAST[name]
 

@@ -29,21 +29,21 @@ import numpy as np
 from specjax.decoding import Decoder
 from specjax.files import load, read_json
 from specjax.generation import encode_file
-from specjax.measure import interval
+from specjax.measure import interval, measure
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel
 from specjax.options.command import parse, run
 from specjax.options.fields import REQUIRED, flag, inside, option
 from specjax.parallel import leader, mesh_of
 from specjax.rules import RULES
-from specjax.training.corpus import TextOptions, digest
+from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
 from specjax.training.jobs.distill import ACCEPTED_LENGTH, DistillOptions
 from specjax.training.lock import alone
-from specjax.training.measure import measure
 from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.record import read_metrics, versions, write
+from specjax.training.shards import digest
 from specjax.types import Params
 
 MESH = tuple(field.name for field in dataclasses.fields(MeshOptions))

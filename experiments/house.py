@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import inspect
 import pathlib
 import subprocess
 import sys
@@ -111,7 +112,8 @@ def follow(what: Any) -> tuple[list[pathlib.Path], collections.Counter[tuple[str
         return path if path is not None and path.is_relative_to(LIBRARY) else None
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or (path := here(frame)) is None:
+        imported = not frame.f_code.co_flags & inspect.CO_OPTIMIZED  # the body of a module or class
+        if event != "call" or imported or (path := here(frame)) is None:
             return
         entered.setdefault(path)
         contract = "." in frame.f_code.co_qualname and frame.f_code.co_name in methods

@@ -12,12 +12,12 @@ import numpy as np
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.files import load, read_json
+from specjax.measure import measure
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel, LinenModel
 from specjax.rules import Match
 from specjax.training.corpus import Tokens
 from specjax.training.material import held_out_prompts
-from specjax.training.measure import measure
 from specjax.training.mixture import Mixture
 from specjax.training.record import write
 from specjax.training.written import Written

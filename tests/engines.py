@@ -1,7 +1,7 @@
 """Read folders of Medusa heads as every engine's loader reads them.
 
 The engines silently skip tensors that they do not know and leave missing heads random. So `READERS`
-states again, from the loaders' source and independently of `train.formats`, which tensors each one
+states again, from the loaders' source and independently of `HEAD_FORMATS`, which tensors each one
 takes; here missing or extra tensors are an error.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from specjax.training.formats import Form, Heads
+from specjax.methods.medusa.engines import Form, HeadTensors
 
 E, V = 6, 10
 HEAD = np.random.default_rng(9).normal(size=(V, E)).astype(np.float32)
@@ -33,7 +33,7 @@ def heads_of(layers, own, kind="bfloat16", size=E, vocab=V, repeated=False):
         if own:
             tensors[f"{h}.{layers}.weight"] = rng.normal(size=(vocab, size))
     cast = {name: tensor.astype(jnp.dtype(kind)) for name, tensor in tensors.items()}
-    return Heads(Form(3, layers, own, "some/target", OURS), cast)
+    return HeadTensors(Form(3, layers, own, "some/target", OURS), cast)
 
 
 # Each reader returns, per head, its blocks [(W, b), ...] and its map to the vocabulary.

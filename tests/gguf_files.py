@@ -71,7 +71,7 @@ def write(
       path: of the file.
       architecture, kind: of the model and of its matrices; vectors are F32.
       drop: tensors that are left out.
-      fields: more numbers and texts.
+      fields: more numbers, texts, flags and lists.
       extra: more tensors in float32.
       seed: of the numbers.
     """
@@ -92,6 +92,9 @@ def write(
     out.add_bos_token_id(1)
     out.add_eos_token_id(2)
     for name, value in (fields or {}).items():
+        if isinstance(value, bool | list):
+            (out.add_bool if isinstance(value, bool) else out.add_array)(name, value)
+            continue
         add = out.add_string if isinstance(value, str) else out.add_float32
         (out.add_uint32 if isinstance(value, int) else add)(name, value)
     made = {}

@@ -75,8 +75,8 @@ def active_bytes(compiled: Compiled) -> int:
     for path, leaf in jax.tree.leaves_with_path(params):
         names = [entry.key for entry in path if hasattr(entry, "key")]
         shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-        size = math.prod(shape) * leaf.dtype.itemsize
-        if names[-1] in ("gate", "up", "down") and leaf.ndim == 3:
+        size = math.prod(shape) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
+        if names[-1] in ("gate", "up", "down") and leaf.ndim >= 3:
             size = size * min(pairs, c.num_experts) // c.num_experts
         if names != ["embedding"] or "head" not in params:
             total += size

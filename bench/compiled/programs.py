@@ -22,8 +22,9 @@ from specjax._internal.platforms import shapes_for
 from specjax.caches import KVCache
 from specjax.contract import Proposer
 from specjax.decoding import RowInputs, eos_of_rows, start
+from specjax.files import check_rounded_shards
 from specjax.methods import PublishedSource, SharedParams, own_shardings
-from specjax.models import Int8
+from specjax.models import Int8, Packed
 from specjax.parallel import by_row, device_bytes, is_split, shardings
 from specjax.proposers import BestFirst, ChoiceTree, Shape
 from specjax.types import Arrays, DecodeState
@@ -124,9 +125,15 @@ def _mesh(devices: np.ndarray, target: LinenModel) -> Mesh:
 
 
 def _split(params: Arrays, model: LinenModel, mesh: Mesh) -> Arrays:
-    """Shapes of parameters that are split over a mesh, in int8 too."""
+    """Shapes of parameters that are split over a mesh, in int8 and int4 too.
+
+    Raises:
+      ValueError: a group of inputs of a matrix in int4 would lie on two devices.
+    """
 
     def split(leaf: Arrays, at: NamedSharding) -> Arrays:
+        if isinstance(leaf, Packed):
+            return _split_packed(leaf, at)
         if not isinstance(leaf, Int8):
             return _shape(leaf, at)
         (inner, outer) = (*at.spec, None, None)[:2]  # of the kernel [in, out]
@@ -135,7 +142,24 @@ def _split(params: Arrays, model: LinenModel, mesh: Mesh) -> Arrays:
         return dataclasses.replace(leaf, values=values, scale=scale)
 
     at = shardings(model, mesh)
-    return jax.tree.map(split, params, at, is_leaf=lambda leaf: isinstance(leaf, Int8))
+    return jax.tree.map(split, params, at, is_leaf=lambda leaf: isinstance(leaf, Int8 | Packed))
+
+
+def _split_packed(leaf: Packed, at: NamedSharding) -> Packed:
+    """Shapes of a matrix in int4, whose codes are [..., groups, inputs of a group, out]."""
+    turned, axes = leaf.turned, [*at.spec, *[None] * (leaf.ndim - len(at.spec))]
+    fault = check_rounded_shards("a matrix", leaf.shape, turned, at)
+    if fault is not None:
+        raise ValueError(f"--dtype int4 cannot be split over so many chips: {fault}")
+    *stack, inner, outer = axes if turned else [*axes[:-2], axes[-1], axes[-2]]
+    many = leaf.scales.shape[-2] > 1
+    codes = (inner, None, outer) if many else (None, inner, outer)
+    scales = (inner if many else None, outer)
+    return dataclasses.replace(
+        leaf,
+        codes=_shape(leaf.codes, NamedSharding(at.mesh, PartitionSpec(*stack, *codes))),
+        scales=_shape(leaf.scales, NamedSharding(at.mesh, PartitionSpec(*stack, *scales))),
+    )
 
 
 def _shapes(arrays: Arrays, at: Sharding) -> Arrays:
@@ -184,4 +208,4 @@ def _laid(state: DecodeState, mesh: Mesh | None, whole: Sharding) -> DecodeState
 
 def _bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
     shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-    return int(np.prod(shape)) * leaf.dtype.itemsize
+    return int(np.prod(shape)) * jax.dtypes.itemsize_bits(leaf.dtype) // 8  # int4 has half a byte

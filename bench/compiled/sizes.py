@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bench.compiled.families import NAMES, published
 from bench.weights import SIZES as PAIRS
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
-from specjax.models import attend_on, quantise
+from specjax.files import rounded_leaf, rounded_rows
+from specjax.models import FAMILIES, attend_on, quantise
 from specjax.types import Arrays
 
 VOCABULARY = 128256
-DTYPES = ("bfloat16", "float32", "int8")
+DTYPES = ("bfloat16", "float32", "int8", "int4")
 
 # Hidden size, MLP size, layers, heads, key heads, and whether the embedding is the output matrix.
 _SHAPES = {
@@ -87,14 +90,16 @@ def shapes_of(
 
     Args:
       config: of the model.
-      dtype: of `DTYPES`; with int8 the cache and the activations are bfloat16.
+      dtype: of `DTYPES`; with int8 and int4 the cache and the activations are bfloat16.
       devices: that the model is for, by default several.
     """
-    kept = jnp.dtype("bfloat16" if dtype == "int8" else dtype)
+    kept = jnp.dtype("bfloat16" if dtype in ("int8", "int4") else dtype)
     form = attend_on(devices.flat[0] if devices is not None and devices.size == 1 else None)
     model = LinenModel(Transformer(config, attend=form), kept)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept), shapes)
+    if dtype == "int4":
+        return Shapes(config, model, _in_int4(config, shapes))
     if dtype != "int8":
         return Shapes(config, model, shapes)
     network = [model]
@@ -106,3 +111,22 @@ def shapes_of(
 
     params = jax.eval_shape(rounded, shapes)
     return Shapes(config, network[0], params)
+
+
+def _in_int4(config: TransformerConfig, shapes: Arrays) -> Arrays:
+    """The shapes of `specjax.load(folder, dtype="int4")` on an accelerator."""
+    leaves: dict[tuple[str, ...], Any] = {**flatten_dict(shapes)}
+    for path in rounded_rows(FAMILIES[config.family], config, shapes):
+        *stack, rows, columns = leaves[path].shape
+        turned = path[-1] != "weight"
+        outputs = columns if turned else rows
+        # A matrix of one output has the layout, and the outputs are the last axis of its arrays.
+        one = np.zeros((rows, 1) if turned else (1, columns), np.float32)
+        leaf = rounded_leaf(one, turned, None, "tpu")
+        leaves[path] = jax.tree.map(
+            lambda part, stack=stack, outputs=outputs: jax.ShapeDtypeStruct(
+                (*stack, *part.shape[:-1], outputs), part.dtype
+            ),
+            leaf,
+        )
+    return unflatten_dict(leaves)

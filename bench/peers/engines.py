@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.contestants import INT8_TARGET, Contestant, Imposition
+from bench.contestants import ROUNDED, Contestant, Imposition
 from bench.peers.serving import Json
 
 ENGINES = {
@@ -84,13 +84,14 @@ class Engine:
     def contestants(self) -> list[Contestant]:
         """Every way in which this engine decodes here.
 
-        In int8 that is plain decoding alone, because an imposed text is that of the whole target.
+        In int8 and int4 that is plain decoding only, because an imposed text is that of the whole
+        target.
         """
-        setting, whole = self._setting, self._precision != "int8"
+        setting, rounded = self._setting, ROUNDED.get(self._precision)
         found = []
         if "plain" in setting.ways:
-            found.append(self._contestant("plain", 0, "plain" if whole else INT8_TARGET))
-        if not setting.alone or not whole:
+            found.append(self._contestant("plain", 0, rounded or "plain"))
+        if not setting.alone or rounded is not None:
             return found
         if setting.script is not None:
             if not self._can_impose:

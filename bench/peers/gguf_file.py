@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
+TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 """The type of matrices in each precision.
 
-Vectors stay in float32, and rows that do not divide into Q8_0's blocks of 32 become float16.
+Vectors stay in float32, and rows that do not divide into blocks of 32 become float16.
 """
 
 _NAMES = {

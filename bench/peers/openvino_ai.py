@@ -13,8 +13,8 @@ from bench.peers.serving import Decoding
 
 openvino: Any = importlib.import_module("openvino")
 genai: Any = importlib.import_module("openvino_genai")
-PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
-"""What it computes in.  In `int8` only the weights have 8 bits, which is its recommended way."""
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int4": "f32"}
+"""What it computes in.  In `int8` and `int4` only the weights have few bits, as it recommends."""
 
 
 class OpenVino(Decoding):
@@ -62,8 +62,14 @@ def converted(folder: str, dtype: str, work: str) -> str:
     made = pathlib.Path(work) / f"{_name(folder)}-openvino-{dtype}"
     if (made / "done").exists():
         return str(made)
-    model = importlib.import_module("optimum.intel").OVModelForCausalLM.from_pretrained(
-        folder, export=True, compile=False, load_in_8bit=dtype == "int8"
+    intel = importlib.import_module("optimum.intel")
+    few = intel.OVWeightQuantizationConfig(bits=4) if dtype == "int4" else None
+    model = intel.OVModelForCausalLM.from_pretrained(
+        folder,
+        export=True,
+        compile=False,
+        load_in_8bit=dtype == "int8",
+        quantization_config=few,
     )
     model.save_pretrained(made)
     if (pathlib.Path(folder) / "tokenizer.json").exists():

@@ -1,11 +1,13 @@
-"""Returns the commands that install the optional dependencies of the package."""
+"""Imports the optional dependencies of the package, or says how they are installed."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import pathlib
 import re
+from types import ModuleType
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -14,6 +16,14 @@ def need(package: str, subject: str, extra: str) -> None:
     """Raises ValueError if a package of an extra, which `subject` needs, is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"{subject} needs {package}: {install(extra)}")
+
+
+def imported(module: str, message: str) -> ModuleType:
+    """Returns a module; raises ValueError with a message if its package is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise ValueError(message) from None
 
 
 def install(extra: str) -> str:

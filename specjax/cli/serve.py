@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Sequence
 
 import specjax
+from specjax._internal.checks import settle
 from specjax.generation import plan_of
 from specjax.methods import BoundDrafter
 from specjax.options.command import parse
@@ -116,19 +117,25 @@ def main(prog: str, argv: list[str]) -> None:
     arguments = parse(ServeOptions, argv, prog=prog)
     drafters = [_named("drafter", text, "drafter") for text in arguments.drafter]
     adapters = [_named("adapter", text, None) for text in arguments.adapter]
-    if not 0 <= arguments.port <= 65535:
-        raise ValueError(f"--port {arguments.port} is not allowed; it must be 0 to 65535")
-    names = [name for name, _ in drafters]
-    for name in names:
-        if names.count(name) > 1 or name in _TAKEN:
-            raise ValueError(f"--drafter {name}=... is taken: give each drafter another name")
+    port, names = arguments.port, [name for name, _ in drafters]
     numbers = {
-        "--max-body ": arguments.max_body, "--max-texts ": arguments.max_texts,
-        "--slots ": arguments.slots,
+        "--max-body": arguments.max_body, "--max-texts": arguments.max_texts,
+        "--slots": arguments.slots,
     }  # fmt: skip
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name}{value} is not allowed; it must be at least 1")
+    settle(
+        (not 0 <= port <= 65535, f"--port {port} is not allowed; it must be 0 to 65535"),
+        *(
+            (
+                names.count(name) > 1 or name in _TAKEN,
+                f"--drafter {name}=... is taken: give each drafter another name",
+            )
+            for name in dict.fromkeys(names)
+        ),
+        *(
+            (value < 1, f"{name} {value} is not allowed; it must be at least 1")
+            for name, value in numbers.items()
+        ),
+    )
     check_packages()
     drafted = arguments.draft is not None or arguments.target is None
     named = ModelOptions(arguments.target, arguments.draft, None, arguments.dtype)

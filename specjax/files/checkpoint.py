@@ -36,13 +36,13 @@ from specjax.files.folder import (
     replacing,
     weight_files,
 )
-from specjax.files.gguf import file_of
+from specjax.files.gguf import file_of, tokenizer_in
 from specjax.files.headers import headers_once, open_tensors
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
 from specjax.files.packed import Scheme, described, quantisation_of, read_scheme, unquantised
 from specjax.files.tensors import read_params, write_params
-from specjax.files.tokenizer import find_tokenizer
+from specjax.files.tokenizer import find_tokenizer, tokenizer_inside
 from specjax.models import (
     FAMILIES,
     OFF,
@@ -96,9 +96,9 @@ def load(
 
     Args:
       path: a folder with `config.json` and `model.safetensors` (or an index of shards); or a GGUF
-        file, or a folder of one, with its `tokenizer.json` beside it; or `org/name` on the Hugging
-        Face Hub, which is downloaded into the Hub's cache unless `HF_HUB_OFFLINE` is set.  Loading
-        a folder never uses the network.
+        file, or a folder of one, whose own tokenizer is read if no `tokenizer.json` lies beside it;
+        or `org/name` on the Hugging Face Hub, which is downloaded into the Hub's cache unless
+        `HF_HUB_OFFLINE` is set.  Loading a folder never uses the network.
       dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
         default on other devices) or float16.  With "int4" the matrices of linear maps are rounded
         to 4 bits in groups of 128 inputs (64 or 32 if these do not divide), and the rest has the
@@ -228,12 +228,18 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
     files = {
         name: read_bytes(place / name) for name, place in places.items() if (place / name).exists()
     }
+    gguf = file_of(folder)
+    own = {} if gguf is None or "tokenizer.json" in files else tokenizer_in(gguf)
+    files = {**own, **files}
     # The flag of a tied matrix may differ, and a GGUF file has fields of its own.
-    if file_of(folder) is not None or json.loads(files[CONFIG]) != config:
+    if gguf is not None or json.loads(files[CONFIG]) != config:
         files[CONFIG] = _json(config)
     generation = read_json(home / _GENERATION) if _GENERATION in files else {}
     eos, defaults = _eos(folder, generation, text_config(config)), _defaults(folder, generation)
-    tokenizer = find_tokenizer(words, ours.vocab_size)
+    if gguf is not None and own:
+        tokenizer = tokenizer_inside(gguf, own["tokenizer.json"], ours.vocab_size)
+    else:
+        tokenizer = find_tokenizer(words, ours.vocab_size)
     name = folder.name if pathlib.Path(path).exists() else str(path)
     name = name if lora is None else f"{name} with {lora.folder.name}"
     mtp, scheme = _count_mtp(folder, ours.num_layers), read_scheme(folder, config)

@@ -210,7 +210,8 @@ def _read_leaves(
         elif path in placed and path in to_round:
             turned = path[-1] != "weight"
             cuts.append(check_rounded_shards(parts[0].name, shapes[path], turned, placed[path]))
-    refuse_shards([fault for fault in cuts if fault is not None])
+    cure = "load in another dtype" if to_round else "load with dequantise=True"
+    refuse_shards([fault for fault in cuts if fault is not None], cure)
 
     def bytes_of(path: _Path, shape: _Shape) -> float:
         held = placed[path].shard_shape(shape) if path in placed else shape

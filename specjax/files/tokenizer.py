@@ -225,7 +225,23 @@ def find_tokenizer(folder: pathlib.Path, vocab_size: int) -> tokenizers.Tokenize
                 f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
         return None
-    tokenizer = read_tokenizer(path, vocab_size)
+    return _fitting(read_tokenizer(path, vocab_size), path, vocab_size)
+
+
+def tokenizer_inside(file: pathlib.Path, content: bytes, vocab_size: int) -> tokenizers.Tokenizer:
+    """Returns the tokenizer that a file of weights has inside, as the `content` of a
+    tokenizer.json.
+
+    Raises:
+      ValueError: as `read_tokenizer`; it is that of another model.
+    """
+    return _fitting(_build(file, content), file, vocab_size)
+
+
+def _fitting(
+    tokenizer: tokenizers.Tokenizer, path: pathlib.Path, vocab_size: int
+) -> tokenizers.Tokenizer:
+    """Returns a tokenizer whose ids have rows in the embedding."""
     # Added tokens may be outside the embedding (Gemma 3's image token is); `generate` refuses their
     # ids.
     greatest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from specjax.measure.intervals import Interval, interval, show
     from specjax.measure.machine import describe
     from specjax.measure.meter import Meter
+    from specjax.measure.speculation import Counts, Measured, measure, pad, width_for
     from specjax.measure.turns import (
         Sample,
         Timed,
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
+    "Counts",
     "Interval",
+    "Measured",
     "Meter",
     "PromptCounts",
     "Sample",
@@ -30,8 +33,11 @@ __all__ = [
     "describe",
     "first_calls",
     "interval",
+    "measure",
     "median_seconds",
     "medians",
+    "pad",
     "show",
     "take_turns",
+    "width_for",
 ]

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from specjax.methods.early_exit import EarlyExit, EarlyExitSource
     from specjax.methods.gemma_assistant import AssistantConfig, AssistantSource, assistant_shapes
     from specjax.methods.medusa import (
+        HEAD_FORMATS,
+        HeadTensors,
         Medusa,
         MedusaAdapter,
         MedusaBank,
@@ -74,7 +76,9 @@ if TYPE_CHECKING:
         measure_ranks,
         medusa_hidden,
         medusa_logits,
+        read_heads,
         save_medusa,
+        write_heads,
     )
     from specjax.methods.mtp import (
         Mtp,
@@ -108,6 +112,7 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "DEPTH",
     "FORMATS",
+    "HEAD_FORMATS",
     "METHODS",
     "PROPOSERS",
     "Adapter",
@@ -137,6 +142,7 @@ __all__ = [
     "EarlyExitSource",
     "Export",
     "Format",
+    "HeadTensors",
     "MarkovHead",
     "Medusa",
     "MedusaAdapter",
@@ -185,6 +191,7 @@ __all__ = [
     "part_name",
     "predict_size",
     "read_block",
+    "read_heads",
     "save_datastore",
     "save_medusa",
     "sizes_of",
@@ -192,4 +199,5 @@ __all__ = [
     "text_files",
     "with_draft",
     "with_switches",
+    "write_heads",
 ]

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from typing import Any, TypeVar
 
+from specjax._internal.checks import reworded, settle
 from specjax.constraints import Choice, Constraint, Grammar, JSONSchema, Regex
 from specjax.generation import read_text
 from specjax.options.fields import Options, flag, option
@@ -48,16 +49,19 @@ class ConstraintOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         ways = {name: getattr(self, name) for name in ("regex", "json_schema", "choice", "grammar")}
-        given = [name for name, value in ways.items() if value not in (None, ())]
-        if len(given) > 1:
-            one, other = map(flag, given[:2])
-            raise ValueError(f"{one} is not allowed with {other}: leave one of them out")
-        if self.json_whitespace is not None and self.json_schema is None:
-            raise ValueError(
-                "--json-whitespace is used with --json-schema; leave it out, or add that"
-            )
-        if self.canonical and given in ([], ["grammar"]):
-            raise ValueError("--canonical is used with --regex, --json-schema or --choice")
+        given = [flag(name) for name, value in ways.items() if value not in (None, ())]
+        two = " is not allowed with ".join(given[:2])
+        settle(
+            (len(given) > 1, f"{two}: leave one of them out"),
+            (
+                self.json_whitespace is not None and self.json_schema is None,
+                "--json-whitespace is used with --json-schema; leave it out, or add that",
+            ),
+            (
+                self.canonical and given in ([], ["--grammar"]),
+                "--canonical is used with --regex, --json-schema or --choice",
+            ),
+        )
 
     def constraint(self) -> Constraint | None:
         """Returns the constraint of these options.
@@ -80,7 +84,5 @@ class ConstraintOptions(Options):
 def _read(kind: type[Made], name: str, **settings: Any) -> Made:
     """Returns the constraint in a file."""
     path = pathlib.Path(name)
-    try:
+    with reworded(f"{path}: "):
         return kind(read_text(path), **settings)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None

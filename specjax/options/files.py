@@ -8,8 +8,9 @@ import json
 import pathlib
 import tomllib
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 
+from specjax._internal.checks import reworded
+from specjax._internal.extras import imported
 from specjax.options.fields import Options, as_argument, flag
 
 
@@ -68,31 +69,20 @@ def _arguments(cls: type[Options], origin: str, values: Mapping[str, object]) ->
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
-    try:
+    with reworded(f"--config {path}: ", kinds=(Exception,)):  # each parser has errors of its own
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix in (".yaml", ".yml"):
-            values = _yaml().safe_load(text)
+            cure = "pip install pyyaml, or write the file as TOML or JSON"
+            values = imported("yaml", f"reading YAML needs PyYAML: {cure}").safe_load(text)
         elif path.suffix == ".toml":
             values = tomllib.loads(text)
         elif path.suffix == ".json":
             values = json.loads(text)
         else:
             raise ValueError(f"it must end in .yaml, .toml or .json, not in {path.suffix!r}")
-    except Exception as error:  # each parser has errors of its own
-        raise ValueError(f"--config {path}: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(
             f"--config {path} holds a {type(values).__name__}; "
             "it must hold options and their values"
         )
     return values
-
-
-def _yaml() -> ModuleType:
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise ValueError(
-            "reading YAML needs PyYAML: pip install pyyaml, or write the file as TOML or JSON"
-        ) from None
-    return yaml

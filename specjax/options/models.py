@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 import specjax
+from specjax._internal.checks import reworded, settle
 from specjax.drafters import adaptive, arrange, as_chain, drafter_by_name
 from specjax.generation import Options as Keywords
 from specjax.options.fields import Options, option
@@ -68,10 +69,8 @@ class DeviceOptions(Options):
     @staticmethod
     def sizes(name: str, mesh: str | None) -> Sizes | None:
         """Returns the sizes of a mesh that is written as an option."""
-        try:
+        with reworded(f"--{name} "):
             return None if mesh is None else parse_mesh(mesh)
-        except ValueError as error:
-            raise ValueError(f"--{name} {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,30 +155,42 @@ def load_models(
         if own_weights and drafter is None:
             name = DRAFTERS[own_weights[0]]
             drafter = None if name is None else specjax.shipped(f"pycode/{name}")
-    asked = ", ".join(kinds)
-    if drafted and draft is None:
-        raise ValueError(
-            f"--proposer {drafted[0]} needs --draft with the folder of a smaller model; "
-            "or use --proposer ngram"
-        )
-    if not (drafted or own or "auto" in kinds) and draft is not None:
-        raise ValueError(f"--draft is not used by --proposer {asked}; leave one of them out")
-    if "auto" in kinds and not (drafted or own_weights) and draft and drafter:
-        raise ValueError("--proposer auto takes --draft or --drafter; leave one of them out")
-    if own_weights and drafter is None:
-        made = "trained for this target (specjax train drafter, or medusa)"
-        if own_weights[0] == "datastore":
-            made = "built for this target (specjax datastore build)"
-        raise ValueError(
-            f"--proposer {own_weights[0]} needs --drafter with a folder that was {made}"
-        )
-    if not (own_weights or "auto" in kinds) and drafter is not None:
-        raise ValueError(f"--drafter is not used by --proposer {asked}; leave one of them out")
+    asked, auto = ", ".join(kinds), "auto" in kinds
+    made = "trained for this target (specjax train drafter, or medusa)"
+    if "datastore" in own_weights[:1]:
+        made = "built for this target (specjax datastore build)"
     sizes, own_sizes = devices.sizes, devices.draft_sizes
-    if devices.whole_draft and (not sizes or draft is None):
-        raise ValueError("--whole-draft is used with --mesh and a draft; leave it out, or add them")
-    if own_sizes and draft is None:
-        raise ValueError("--draft-mesh is used with a draft model: pass --proposer draft")
+    settle(
+        (
+            drafted and draft is None,
+            f"--proposer {''.join(drafted[:1])} needs --draft with the folder of a smaller model; "
+            "or use --proposer ngram",
+        ),
+        (
+            not (drafted or own or auto) and draft is not None,
+            f"--draft is not used by --proposer {asked}; leave one of them out",
+        ),
+        (
+            auto and not (drafted or own_weights) and draft and drafter,
+            "--proposer auto takes --draft or --drafter; leave one of them out",
+        ),
+        (
+            own_weights and drafter is None,
+            f"--proposer {''.join(own_weights[:1])} needs --drafter with a folder that was {made}",
+        ),
+        (
+            not (own_weights or auto) and drafter is not None,
+            f"--drafter is not used by --proposer {asked}; leave one of them out",
+        ),
+        (
+            devices.whole_draft and (not sizes or draft is None),
+            "--whole-draft is used with --mesh and a draft; leave it out, or add them",
+        ),
+        (
+            own_sizes and draft is None,
+            "--draft-mesh is used with a draft model: pass --proposer draft",
+        ),
+    )
     mesh, draft_mesh = meshes(sizes or (own_sizes and {"data": 1, "model": 1}), own_sizes)
     split = {} if devices.whole_draft else RULES
     in_int8 = options.dtype == "int8"  # jobs of training have it

@@ -73,7 +73,8 @@ def in_int4(model: LanguageModel) -> LanguageModel:
                 turned = path[-1] != "weight"
                 name = rows[path][0].name
                 cuts.append(check_rounded_shards(name, leaf.shape, turned, leaf.sharding))
-        refuse_shards([fault for fault in cuts if fault is not None])
+        faults = [fault for fault in cuts if fault is not None]
+        refuse_shards(faults, 'draft in int8 (proposer="self-int8", or draft_dtype="int8")')
         for path in to_round:
             leaf = leaves[path]
             at = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None

@@ -108,6 +108,7 @@ class Device:
         }
         self._width = np.zeros(slots, int)  # of the steps of the row in each slot
         self.state: DecodeState | None = None
+        self.chunk_seconds = 0.0  # of a pass over a whole chunk of a prompt
         self.turn_seconds = 0.0  # of a turn without a step: what its programs cost to start
 
     def _widths(self) -> list[int]:
@@ -130,6 +131,11 @@ class Device:
         reading = self.empty()
         for width in widths(self.chunk):
             reading = self.read(reading, np.zeros(width, np.int32), 0, width, frozenset())
+        jax.block_until_ready(reading)
+        began = time.perf_counter()
+        reading = self.read(reading, np.zeros(self.chunk, np.int32), 0, self.chunk, frozenset())
+        jax.block_until_ready(reading)
+        self.chunk_seconds = time.perf_counter() - began
         one = self.begin(reading, row)
         self.state = self._tile(one)
         if self.copies:

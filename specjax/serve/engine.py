@@ -2,8 +2,8 @@
 
     submit -> queue -> read the prompt, a chunk a turn -> slot of the batch -> handle
 
-One thread owns the device.  Each of its turns reads at most one chunk of a prompt and then runs a
-few steps of the batch, so a long prompt delays the texts of others by one chunk at a time.
+One thread owns the device.  Each of its turns reads a few chunks of prompts and then runs a few
+steps of the batch, so a long prompt delays the texts of others by little at a time.
 
 No text depends on others, because every pass has a fixed shape, rows do not mix in any operation,
 the noise of a token is keyed by the seed and the position, and the chunks of a prompt follow from

@@ -2,7 +2,10 @@
 
     queue -> one prompt that is read, a chunk a turn -> a slot of the batch -> the handle
 
-A turn reads at most one chunk of a prompt and then runs a few steps of the batch.
+A turn reads chunks of prompts and then runs a few steps of the batch.  While texts are written it
+reads for at most one and a half times what a turn without reading takes, but always one chunk, so
+that no text waits long.  While none is, prompts that come together are read one after the other,
+and their first steps are taken together.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from specjax.serve.reading import Reading
 
 _New = tuple[list[int], list[int], int, Logprobs | None]
 """The arguments of `Handle.extend` for new tokens."""
+
+_READING = 1.5
+"""The most seconds of reading in a turn, in those of a turn without reading (1)."""
 
 _HOST_SHARE = 0.05
 """The largest share of a turn's time that the host may cost apart from the steps."""
@@ -87,6 +93,7 @@ class Scheduler:
         self._error: Exception | None = None
         self._finished = self._cancelled = self._prompt_tokens = self._copied_tokens = 0
         self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
+        self._turn_seconds = 0.0  # of a turn without reading
         self._thread = threading.Thread(target=self._serve, name="specjax engine", daemon=True)
         self._thread.start()
 
@@ -177,13 +184,10 @@ class Scheduler:
         return bool(self._queue) or self._admission is not None or running
 
     def _turn(self) -> None:
-        """Drops cancelled requests, reads one chunk of a prompt, and runs a few steps."""
+        """Drops cancelled requests, reads chunks of prompts, and runs a few steps."""
         began = time.perf_counter()
         self._drop_cancelled()
-        with self._changed:
-            if self._admission is None and self._queue:
-                self._admission = self._queue.popleft()
-        reads = self._admission is not None and self._read(self._admission)
+        reads = self._read_some()
         live = np.array([slot.handle is not None for slot in self._slots])
         if not live.any():
             return
@@ -202,6 +206,7 @@ class Scheduler:
             starting = min(self._device.turn_seconds, arrived - ran)
             host = time.perf_counter() - arrived + ran - began + starting
             self._adapt(host, arrived - ran - starting, steps)
+            self._turn_seconds += 0.1 * (arrived - began - self._turn_seconds)
 
     def _adapt(self, host: float, device: float, steps: int) -> None:
         """Chooses the number of steps of the next turns by the seconds of this one.
@@ -238,6 +243,20 @@ class Scheduler:
         for admission in dropped:
             self._cancelled += 1
             admission.handle.extend([], [], 0, None, End(0, "", "cancelled", (0,) * 5))
+
+    def _read_some(self) -> bool:
+        """Reads chunks of prompts.  Returns False if there was nothing to read."""
+        writing = any(slot.handle is not None for slot in self._slots)
+        most = len(self._slots)
+        if writing:
+            most = int(_READING * self._turn_seconds / self._device.chunk_seconds)
+        for chunk in range(max(1, min(most, len(self._slots)))):
+            with self._changed:
+                if self._admission is None and self._queue:
+                    self._admission = self._queue.popleft()
+            if self._admission is None or not self._read(self._admission):
+                return chunk > 0
+        return True
 
     def _read(self, admission: Admission) -> bool:
         """Reads a chunk of a prompt; once it is read, puts it into a free slot.

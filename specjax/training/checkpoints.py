@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import hashlib
 import json
 import pathlib
 import shutil
@@ -31,6 +30,7 @@ from jax.experimental import multihost_utils
 from specjax.parallel import leader
 from specjax.training.mesh import together
 from specjax.training.record import METRICS, write
+from specjax.training.shards import digest
 from specjax.types import Json
 
 _HASHES, _DATA = "sha256.json", "data.json"
@@ -212,7 +212,7 @@ def _facts(folder: pathlib.Path) -> dict[str, dict[str, object]]:
     """Returns size and SHA-256 of each file below a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _HASHES)
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _hash(path)}
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest(path)}
         for path in files
     }
 
@@ -230,11 +230,6 @@ def _fault(folder: pathlib.Path) -> str | None:
             return f"{file} is missing, and {_HASHES} names it"
         if file.stat().st_size != size:
             return f"{file} has {file.stat().st_size} bytes instead of the {size} in {_HASHES}"
-        if _hash(file) != sha256:
+        if digest(file) != sha256:
             return f"the SHA-256 of {file} is not the one in {_HASHES}"
     return None
-
-
-def _hash(path: pathlib.Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from specjax._internal.checks import shown
+from specjax._internal.checks import reworded, settle, shown
 from specjax.generation import text_ids
 from specjax.models import LanguageModel
 from specjax.text import render
@@ -48,21 +48,13 @@ def read_conversations(
     {"from": "human", "value": "..."}.  The list may be a JSON text.  The template is also given the
     tools in the column "tools", if there are any.
 
-    Args:
-      target: renders and tokenises them.
-      path: the file.
-      column: the column that holds them; None: as `rows.column_of` finds it.
-
-    Raises:
-      ValueError: a row is wrong; the message gives its number and the reason.
+    Without a `column` it is the one that `rows.column_of` finds.
     """
     rows, name = [], None
     for where, fields in read_rows(path):
-        try:
+        with reworded(f"{path}, {where}: "):
             name = name or column_of(path, fields, column)
             rows += encode_conversation(target, fields.get(name), fields.get("tools"))
-        except ValueError as error:
-            raise ValueError(f"{path}, {where}: {error}") from None
     if not rows:
         raise ValueError(f"{path} holds no conversation")
     return rows
@@ -71,13 +63,12 @@ def read_conversations(
 def encode_conversation(target: LanguageModel, messages: object, tools: object = None) -> list[Row]:
     """Returns the token ids of a conversation in the target's template, and the learned ones.
 
+    These are one row, or a row for each assistant turn if the template rewrites earlier turns.
+
     Args:
       target: renders and tokenises it.
       messages: its turns, or their JSON text.  "weight": 0 leaves an answer out.
       tools: descriptions of functions for the template, or their JSON text; None: there are none.
-
-    Returns:
-      One row, or a row for each assistant turn if the template rewrites earlier turns.
 
     Raises:
       ValueError: the conversation has no assistant turn to learn, a turn is wrong, or the tokens do
@@ -137,15 +128,18 @@ def _read_turns(messages: object) -> tuple[list[dict[str, object]], list[int]]:
     read = [_read_turn(number, message) for number, message in enumerate(messages)]
     turns = [turn for turn, _ in read]
     learned = [number for number, (_, is_learned) in enumerate(read) if is_learned]
-    if not learned and any(turn.get("role") == "assistant" for turn in turns):
-        raise ValueError(
-            "every answer has weight 0, so there is nothing to learn: remove this conversation"
-        )
-    if not learned:
-        raise ValueError(
-            "no message has the role assistant, so there is nothing to learn: "
-            "let the target answer with train.generate --prompts"
-        )
+    answers = any(turn.get("role") == "assistant" for turn in turns)
+    settle(
+        (
+            answers and not learned,
+            "every answer has weight 0, so there is nothing to learn: remove this conversation",
+        ),
+        (
+            not answers,
+            "no message has the role assistant, so there is nothing to learn: let the target "
+            "answer with train.generate --prompts",
+        ),
+    )
     return turns, learned
 
 
@@ -158,21 +152,23 @@ def _read_turn(number: int, message: Mapping[str, object]) -> tuple[dict[str, ob
         turn["role"] = _ROLES.get(name, name)
         turn["content"] = turn.pop("value", turn.get("content"))
     weight, role = turn.pop("weight", None), turn.get("role")
-    if weight not in (None, 0, 1):
-        raise ValueError(
+    settle(
+        (
+            weight not in (None, 0, 1),
             f"message {number} has weight {shown(weight)}; a weight is 0, which leaves an answer "
-            "out, or 1"
-        )
-    if weight and role != "assistant":
-        raise ValueError(
+            "out, or 1",
+        ),
+        (
+            weight == 1 and role != "assistant",
             f"message {number} has weight 1 and the role {shown(role)}, and only answers are "
-            "learned: leave this weight out"
-        )
-    if turn.get("content") is None and not any(turn.get(name) for name in _SAYS):
-        raise ValueError(
+            "learned: leave this weight out",
+        ),
+        (
+            turn.get("content") is None and not any(turn.get(name) for name in _SAYS),
             f"message {number} has no content and no tool_calls; its fields are "
-            f"{', '.join(message)}: give it a content, which may be an empty text"
-        )
+            f"{', '.join(message)}: give it a content, which may be an empty text",
+        ),
+    )
     turn.setdefault("content", None)
     return turn, role == "assistant" and weight != 0
 

@@ -21,6 +21,7 @@ import tokenizers
 from specjax.options.fields import REQUIRED, Options, count, option
 from specjax.training.ordering import Rows, shuffled
 from specjax.training.rows import has_rows, holds_conversations, read_texts
+from specjax.training.shards import digest
 from specjax.training.trees import Row
 
 END_OF_TEXT = "<|endoftext|>"
@@ -81,16 +82,11 @@ class TextOptions(Options):
 def read_documents(
     source: Source, tells: bool = True, cut: int | None = None
 ) -> Iterator[tuple[pathlib.Path, str]]:
-    """The distinct texts of a source, in sorted order: of a file, or of each row of a file.
+    """Yields the distinct texts of a source, in sorted order: of a file, or of each row of a file.
 
     Binary, empty and large texts are skipped.  The number of large ones is printed if `tells`.  A
-    file that is all of the data is read whatever its size.  In addition to the text that is read, a
-    hash of 16 bytes of each text is in memory.
-
-    Args:
-      source: the texts.
-      tells: print the number of texts that are left out.
-      cut: an index into each text, which becomes two texts there; None: all stay whole.
+    file that is all of the data is read whatever its size.  Each text becomes two at the index
+    `cut`.  In addition to the text that is read, a hash of 16 bytes of each text is in memory.
 
     Raises:
       ValueError: a folder does not exist, or a file holds conversations or a broken row.
@@ -247,27 +243,13 @@ def end_of_text(tokenizer: tokenizers.Tokenizer) -> int | None:
 
 
 def starts_of_documents(tokenizer: tokenizers.Tokenizer, isolate: bool) -> int | None:
-    """Returns the id of the token that starts a document, or None unless documents are isolated.
-
-    Raises:
-      ValueError: the tokenizer has no such token.
-    """
+    """Returns the id of the token that starts a document, or None unless documents are isolated."""
     start = end_of_text(tokenizer) if isolate else None
     if isolate and start is None:
         raise ValueError(
             f"--isolate-documents needs a tokenizer with {END_OF_TEXT}, which starts a document"
         )
     return start
-
-
-def digest(*paths: pathlib.Path) -> str:
-    """Returns the SHA-256 of the contents of the files, one after the other."""
-    sha256 = hashlib.sha256()
-    for path in paths:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                sha256.update(block)
-    return sha256.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,11 +269,7 @@ class Tokens:
         return {"tokenizer": digest(self.path.parent / "tokenizer.json"), "text": digest(self.path)}
 
     def windows(self, length: int) -> int:
-        """Returns the number of rows of this length in an epoch.
-
-        Raises:
-          ValueError: the text is too short for one row.
-        """
+        """Returns the number of rows of this length in an epoch."""
         windows = (len(self.ids) - length - 1) // length
         if windows < 1:
             raise ValueError(

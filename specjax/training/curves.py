@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from types import ModuleType
 
+from specjax._internal.extras import imported
 from specjax.training.record import read_metrics
 
 _COLUMNS = 3
@@ -16,14 +17,9 @@ def pyplot() -> ModuleType:
     Raises:
       ValueError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise ValueError("plots need the package matplotlib: pip install matplotlib") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
+    message = "plots need the package matplotlib: pip install matplotlib"
+    imported("matplotlib", message).use("Agg")
+    return imported("matplotlib.pyplot", message)
 
 
 def plot_curves(folder: pathlib.Path) -> pathlib.Path:

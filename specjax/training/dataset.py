@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,17 +28,18 @@ import tokenizers
 from jax import Array
 from tqdm import tqdm
 
+from specjax._internal.checks import reworded, settle
 from specjax.decoding import Decoder
-from specjax.files import TOKENIZER, find_folder, read_json
+from specjax.files import TOKENIZER, find_folder
 from specjax.generation import pad_rows
+from specjax.measure import pad, width_for
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
+from specjax.training import shards
 from specjax.training.conversations import Row
-from specjax.training.corpus import digest
-from specjax.training.measure import pad, width_for
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
-from specjax.training.shards import check_request, read_if_whole, read_shard, save_shard
+from specjax.training.shards import check_request, digest, read_if_whole, read_shard, save_shard
 from specjax.types import DecodeState, Params
 
 Carry = tuple[DecodeState, Array, Array]
@@ -64,6 +65,19 @@ def model_hashes(model: str | pathlib.Path, lora: str | None = None) -> dict[str
         names = ("adapter_config.json", "adapter_model.safetensors", *TOKENIZER)
         hashes["lora"] = digest(*(folder / name for name in names if (folder / name).exists()))
     return hashes
+
+
+def other_hashes(
+    made: Mapping[str, str], wanted: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the name and the beginnings of both hashes of each part that is of another model.
+
+    What was made without a LoRA is another model's where one is wanted, and the reverse.
+    """
+    for name in sorted({*wanted, *({"lora"} & made.keys())}):
+        before, now = made.get(name, "none"), wanted.get(name, "none")
+        if before != now:
+            yield name, f"{before:.12}", f"{now:.12}"
 
 
 def initial_hash(initial: str | None) -> dict[str, str]:
@@ -120,8 +134,8 @@ def write(
     if leader():
         _describe(path, wanted, False, 0, 0)
     count = 0
-    shards = range(-(-request.sequences // request.batch))
-    bar = tqdm(shards, desc="the target writes", unit="shard", disable=None if leader() else True)
+    numbers = range(-(-request.sequences // request.batch))
+    bar = tqdm(numbers, desc="the target writes", unit="shard", disable=None if leader() else True)
     for number in bar:
         shard = folder / f"{number:05d}.safetensors"
         if (arrays := read_if_whole(shard)) is None:
@@ -143,13 +157,8 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     Raises:
       ValueError: it cannot be read.
     """
-    manifest = read_json(folder / MANIFEST)
-    if not {"request", "complete", "sequences", "new_tokens"} <= set(manifest):
-        raise ValueError(
-            f"{folder / MANIFEST} is not the description of a dataset: bring it back from a copy, "
-            f"or delete {folder} and write the dataset again"
-        )
-    return manifest
+    fields = {"request", "complete", "sequences", "new_tokens"}
+    return shards.read_manifest(folder / MANIFEST, "dataset", fields, "write the dataset")
 
 
 def _describe(
@@ -236,20 +245,11 @@ def _write_lines(folder: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
-    """Returns the token ids [L] of each sequence, and the length of its prompt.
-
-    Raises:
-      ValueError: a shard is damaged.
-    """
-    sequences = []
+    """Returns the token ids [L] of each sequence, and the length of its prompt."""
+    sequences, again = [], "run the command that made the dataset again"
     for shard in sorted(folder.glob("*.safetensors")):
-        try:
+        with reworded("", f": delete it, and {again}, which writes this file as it was"):
             arrays = read_shard(shard)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}: delete it, and run the command that made the dataset again, "
-                "which writes this file as it was"
-            ) from None
         columns = (arrays[name] for name in ("tokens", "prompt_length", "length"))
         sequences += [(ids[:end], int(start)) for ids, start, end in zip(*columns, strict=True)]
     return sequences
@@ -280,16 +280,20 @@ def read_masked(
         with other settings.
     """
     manifest = read_manifest(folder)
-    if not manifest["complete"]:
-        raise ValueError(f"{folder} is not complete: run the train.generate that made it again")
-    made_with = manifest["request"]["hashes"]
-    for name in sorted({*hashes, *({"lora"} & made_with.keys())}):
-        before, wanted = made_with.get(name, "none"), hashes.get(name, "none")
-        if before != wanted:
-            raise ValueError(
-                f"{folder} was made with another {name} (sha256 {before:.12}) than "
-                f"this one ({wanted:.12}): make it again with specjax train generate"
+    settle(
+        (
+            not manifest["complete"],
+            f"{folder} is not complete: run the train.generate that made it again",
+        ),
+        *(
+            (
+                True,
+                f"{folder} was made with another {name} (sha256 {before}) than this one ({now}): "
+                "make it again with specjax train generate",
             )
+            for name, before, now in other_hashes(manifest["request"]["hashes"], hashes)
+        ),
+    )
     drawn_with = {"min_p": 0.0, **manifest["request"]["settings"]}
     for name, wanted in ({} if settings is None else {"min_p": 0.0, **settings}).items():
         if drawn_with[name] == wanted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from specjax._internal.checks import reworded
 from specjax.models import FAMILIES, TransformerConfig
 
 _DERIVED = ("embedding_scale",)
@@ -31,8 +32,7 @@ def alike(
     Args:
       sizes: the requested sizes by name; None: the size of that configuration.
       config: of the model that the student is like.
-      vocab_size: of the student.
-      context: tokens that the student should read.
+      vocab_size, context: of the student, which should read so many tokens.
       name: of the option that names the model, for messages.
 
     Raises:
@@ -108,11 +108,7 @@ def _scaled(size: int, scale: float) -> int:
 
 
 def cut(config: TransformerConfig, layers: Sequence[int], name: str) -> TransformerConfig:
-    """Returns the configuration of some layers of a model.
-
-    Raises:
-      ValueError: the model has no such layer, or its family has no model of only these layers.
-    """
+    """Returns the configuration of some layers of a model."""
     missing = [layer for layer in layers if layer >= config.num_layers]
     if missing:
         raise ValueError(
@@ -137,16 +133,10 @@ def stretched(config: TransformerConfig, context: int) -> TransformerConfig:
 
 
 def written(config: TransformerConfig, name: str) -> TransformerConfig:
-    """Returns the configuration that its folder will describe.
-
-    Raises:
-      ValueError: the config.json of the family cannot say it.
-    """
+    """Returns the configuration that its folder will describe."""
     family = FAMILIES[config.family]
-    try:
+    with reworded(f"{name}: "):
         read = family.read_config(family.write_config(config))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
     for field in dataclasses.fields(config):
         asked, said = vars(config)[field.name], vars(read)[field.name]
         if asked != said and field.name not in _DERIVED:

@@ -16,9 +16,8 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -91,12 +90,7 @@ class LoopOptions(OptimizerOptions, MeshOptions):
 
 
 def mesh_of_run(options: LoopOptions) -> Mesh | None:
-    """Returns the mesh of the options; None for a single device.
-
-    Raises:
-      ValueError: the mesh does not fit the devices, or does not divide the rows that are read at a
-        time.
-    """
+    """Returns the mesh of the options; None for a single device."""
     sizes = mesh_sizes(options)
     mesh = mesh_of_sizes(sizes)
     rows, parts = options.batch_size // options.accumulate, row_parts(mesh)
@@ -234,7 +228,7 @@ def _fit(
     def check(number: int, values: Mapping[str, Array]) -> None:
         if values and not np.isfinite([values["loss"], values["grad_norm"]]).all():
             if leader():
-                np.savez(out / "bad_batch.npz", **_by_name(job.batch(number - 1)))
+                np.savez(out / "bad_batch.npz", **cast(dict[str, Any], job.batch(number - 1)))
             raise FloatingPointError(
                 f"the loss is {values['loss']} and its gradient's norm {values['grad_norm']} at "
                 f"step {number}, on batch {number - 1} (kept in {out / 'bad_batch.npz'}); "
@@ -338,14 +332,8 @@ def _batches(
 ) -> grain.DatasetIterator[Row]:
     """Returns an iterator over the batches of the steps before `stop`.
 
-    A thread makes two batches ahead while the device computes.
-
-    Args:
-      job: makes the batch of a step.
-      stop: the step at which the run ends.
-      state: of the iterator, from a checkpoint; None in a new run, and in checkpoints of earlier
-        versions, which have no such state.  Then the batches begin at `step`.
-      step: the first step.
+    A thread makes two batches ahead while the device computes.  `state` is that of a checkpoint's
+    iterator; without it, as in checkpoints of earlier versions, the batches begin at `step`.
     """
     import grain
 
@@ -386,12 +374,3 @@ def _replace(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> Non
         partial.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     together(f"wrote {folder}")
-
-
-def _by_name(batch: Row) -> dict[str, Any]:
-    """Returns the leaves of a batch by their names, for `np.savez`."""
-    leaves = jax.tree_util.tree_leaves_with_path(batch)
-    return {
-        jax.tree_util.keystr(path).strip("[]'") or "batch": np.asarray(leaf)
-        for path, leaf in leaves
-    }

@@ -15,11 +15,12 @@ from jax import Array
 from specjax.models import LanguageModel
 from specjax.training import dataset
 from specjax.training.conversations import read_conversations
-from specjax.training.corpus import Tokens, digest, files_of
+from specjax.training.corpus import Tokens, files_of
 from specjax.training.dataset import model_hashes
 from specjax.training.mixture import DataOptions, Mixture
 from specjax.training.ordering import Rows, batches
 from specjax.training.rows import has_rows, holds_conversations
+from specjax.training.shards import digest
 from specjax.training.targets import TargetOptions
 from specjax.training.tokenising import prepare
 from specjax.training.written import Written
@@ -36,13 +37,7 @@ class Material:
     share: float | None = None  # of the sequences with answers, by --weights
 
     def batches(
-        self,
-        length: int,
-        size: int,
-        seed: int,
-        share: float,
-        own: float = 0.0,
-        whole: bool = False,
+        self, length: int, size: int, seed: int, share: float, own: float = 0.0, whole: bool = False
     ) -> Rows:
         """Returns the batches of a run by their steps; see `ordering.batches`.
 
@@ -83,14 +78,11 @@ def gather(
     settings: Mapping[str, float] | None = None,
     exact: bool = False,
 ) -> Material:
-    """Reads `options.data`.
-
-    It may name folders and files of text, datasets of train.generate, and files of rows with texts
-    or conversations (`rows.py`).
+    """Reads `options.data`: text, datasets of train.generate, and files of rows (`rows.py`).
 
     Args:
-      options: the options of the job.
-      target: the model in `options.target`.
+      options: of the job, whose `target` is the model.
+      target: that model.
       out: folder of the run.
       length: tokens per sequence.
       settings: the sampling settings that the run learns for; datasets that were drawn with others
@@ -107,14 +99,39 @@ def gather(
             f"--sequence-length is {length}; the target reads at most {target.model.max_positions}"
         )
     hashes = model_hashes(options.target, options.lora)
-    entries = [(path,) for path in options.data] if options.weights else [options.data]
-    found = [
-        _read(
-            options, target, data, out / "corpus" / str(i) if options.weights else out / "corpus",
-            length, _Wanted(hashes, settings, exact),
-        )
-        for i, data in enumerate(entries)
-    ]  # fmt: skip
+
+    def read(data: tuple[str, ...], corpus: pathlib.Path) -> _Found:
+        """Reads entries of `--data`."""
+        made = [path for path in map(pathlib.Path, data) if (path / dataset.MANIFEST).exists()]
+        folders = tuple(path for path in data if pathlib.Path(path) not in made)
+        source = dataclasses.replace(options.source, folders=folders)
+        files, column = files_of(source), options.source.column
+        chats = [path for path in files if has_rows(path) and holds_conversations(path, column)]
+        text = held_out = written = None
+        if folders and (len(files) > len(chats) or not files):
+            source = dataclasses.replace(source, conversations=tuple(map(str, chats)))
+            size = target.model.vocab_size
+            _, text, held_out = prepare(source, corpus, size, options.tokenizer_file)
+        if chats and exact:
+            raise ValueError(
+                f"the target did not draw the answers in {chats[0]}, and this loss is a mean over "
+                "text that it drew: let the target answer these prompts with train.generate "
+                "--prompts"
+            )
+        if made or chats:
+            masked = (dataset.read_masked(path, hashes, settings, exact) for path in made)
+            rows = [row for part in masked for row in part]
+            cuts = [cut for path in made for cut in dataset.cuts(path)]
+            answers = [row for path in chats for row in read_conversations(target, path, column)]
+            written = Written.of(rows + answers, length, cuts + [length + 1] * len(answers))
+        shards = [shard for path in made for shard in sorted(path.glob("*.safetensors"))]
+        return _Found(text, held_out, written, shards + chats)
+
+    corpus = out / "corpus"
+    if options.weights:
+        found = [read((path,), corpus / str(i)) for i, path in enumerate(options.data)]
+    else:
+        found = [read(options.data, corpus)]
     texts = [(i, one.text, one.held_out) for i, one in enumerate(found) if one.text is not None]
     answers = [(i, one.written) for i, one in enumerate(found) if one.written is not None]
     text = written = held_out = share = None
@@ -142,13 +159,6 @@ def gather(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wanted:
-    hashes: dict[str, str]
-    settings: Mapping[str, float] | None
-    exact: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class _Found:
     """The data in some entries of `--data`."""
 
@@ -156,42 +166,6 @@ class _Found:
     held_out: Tokens | None
     written: Written | None
     files: list[pathlib.Path]  # of the sequences with answers
-
-
-def _read(
-    options: TargetDataOptions,
-    target: LanguageModel,
-    data: tuple[str, ...],
-    corpus: pathlib.Path,
-    length: int,
-    wanted: _Wanted,
-) -> _Found:
-    """Reads entries of `--data`; the arguments are those of `gather`."""
-    made = [path for path in map(pathlib.Path, data) if (path / dataset.MANIFEST).exists()]
-    folders = tuple(path for path in data if pathlib.Path(path) not in made)
-    source = dataclasses.replace(options.source, folders=folders)
-    files, column = files_of(source), options.source.column
-    chats = [path for path in files if has_rows(path) and holds_conversations(path, column)]
-    text = held_out = written = None
-    if folders and (len(files) > len(chats) or not files):
-        source = dataclasses.replace(source, conversations=tuple(map(str, chats)))
-        size = target.model.vocab_size
-        _, text, held_out = prepare(source, corpus, size, options.tokenizer_file)
-    if chats and wanted.exact:
-        raise ValueError(
-            f"the target did not draw the answers in {chats[0]}, and this loss is a mean over text "
-            "that it drew: let the target answer these prompts with train.generate --prompts"
-        )
-    if made or chats:
-        masked = (
-            dataset.read_masked(path, wanted.hashes, wanted.settings, wanted.exact) for path in made
-        )
-        rows = [row for part in masked for row in part]
-        cuts = [cut for path in made for cut in dataset.cuts(path)]
-        answers = [row for path in chats for row in read_conversations(target, path, column)]
-        written = Written.of(rows + answers, length, cuts + [length + 1] * len(answers))
-    shards = [shard for path in made for shard in sorted(path.glob("*.safetensors"))]
-    return _Found(text, held_out, written, shards + chats)
 
 
 def rows_of(data: Tokens | Mixture | Written, length: int, seed: int) -> Rows:

@@ -34,9 +34,7 @@ class MeshOptions(ProcessOptions):
     """The devices and processes of a run, which may be resumed on others."""
 
     mesh: str | None = option(
-        None,
-        "devices along each axis, as data=2,fsdp=2,model=2; without it, one device",
-        free=True,
+        None, "devices along each axis, as data=2,fsdp=2,model=2; without it, one device", free=True
     )
 
 
@@ -82,9 +80,7 @@ def lay_state(state: StateT, mesh: Mesh | None) -> StateT:
 
     at = jax.tree_util.tree_map_with_path(sharding, state)
     return jax.tree.map(
-        lambda leaf, sharding: leaf if leaf.sharding == sharding else put(leaf, sharding),
-        state,
-        at,
+        lambda leaf, sharding: leaf if leaf.sharding == sharding else put(leaf, sharding), state, at
     )
 
 

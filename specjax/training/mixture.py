@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from specjax._internal.checks import settle
 from specjax.options.fields import option
 from specjax.training.corpus import TextOptions, Tokens
 from specjax.training.ordering import Rows, by_turns
@@ -27,14 +28,18 @@ class DataOptions(TextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked, entries = " ".join(map(str, self.weights)), len(self.data)
-        if self.weights and len(self.weights) != entries:
-            raise ValueError(
-                f"--weights {asked} are {len(self.weights)}, and --data has {entries} entries: "
-                "pass one for each"
-            )
-        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
-            raise ValueError(f"--weights {asked}: each must be a finite number above 0")
+        asked, count, entries = " ".join(map(str, self.weights)), len(self.weights), len(self.data)
+        settle(
+            (
+                count not in (0, entries),
+                f"--weights {asked} are {count}, and --data has {entries} entries: pass one for "
+                "each",
+            ),
+            (
+                not all(math.isfinite(weight) and weight > 0 for weight in self.weights),
+                f"--weights {asked}: each must be a finite number above 0",
+            ),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,11 +37,7 @@ Factory = Callable[..., optax.GradientTransformation]
 
 
 def check_arguments(name: str, arguments: Sequence[str]) -> dict[str, float]:
-    """Returns the arguments of an optimizer from texts like `b1=0.95`.
-
-    Raises:
-      ValueError: the optimizer has no such argument, or the value is not a number, true or false.
-    """
+    """Returns the arguments of an optimizer from texts like `b1=0.95`."""
     known = [p for p in inspect.signature(_made_by(name)).parameters if p != "learning_rate"]
     found = {}
     for text in arguments:
@@ -76,15 +72,10 @@ def by_name(
     arguments: Mapping[str, float],
     factors: Mapping[str, float] | None,
 ) -> optax.GradientTransformation:
-    """Returns an optimizer whose state holds the learning rate of the last step.
+    """Returns one of `OPTIMIZERS`, whose state holds the learning rate of the last step.
 
-    Args:
-      name: one of `OPTIMIZERS`.
-      schedule: the learning rate.
-      weight_decay: on matrices only.
-      arguments: further ones of the function of optax.
-      factors: the parameters are a dict, and the learning rate of each of its keys has a factor;
-        None: they are one group.
+    Weights decay on matrices only.  With `factors` the parameters are a dict, and the learning rate
+    of each of its keys has a factor.
     """
     groups, parts = {}, (_MATRICES, _OTHERS) if name == MUON else ("",)
     for key, factor in (factors or {"": 1.0}).items():

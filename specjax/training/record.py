@@ -14,11 +14,15 @@ from typing import Any, Protocol, SupportsFloat
 
 import jax
 
+from specjax._internal.checks import settle
+from specjax._internal.extras import imported
 from specjax.options.fields import Options, flag
 from specjax.parallel import leader
 from specjax.types import Json
 
 RUN, METRICS = "run.json", "metrics.jsonl"
+Run = dict[str, dict[str, Any]]
+"""The content of `run.json`."""
 
 _PACKAGES = (
     "jax",
@@ -100,47 +104,59 @@ def describe(
     }
     now = json.loads(json.dumps(now))  # JSON turns tuples into lists
     before = read_run(path, accept_changes) if resumed else None
-    if before is not None and "optimizer" not in before["options"]:
-        raise ValueError(
-            f"{path.parent} was written by an earlier version of specjax, whose optimizers had "
-            "another state: finish it with that version, or begin another --out from its weights "
-            f"(--initial {path.parent / 'best'})"
-        )
-    if before is not None and before["shapes"] != shapes:
-        raise ValueError(
-            f"{path.parent} is a run of another job, or of a model of other sizes: "
-            "choose another --out"
-        )
-    if before is not None and not accept_changes:
-        free = {field.name for field in dataclasses.fields(options) if field.metadata.get("free")}
-        names = sorted(set(before["options"]) & set(now["options"]) - free)
-        changes = [
-            f"{flag(name)} was {before['options'][name]} and is {now['options'][name]}"
-            for name in names
-            if before["options"][name] != now["options"][name]
-        ]
-        changes += [
-            f"the {name} has changed: "
-            f"sha256 {before['inputs'].get(name, 'none'):.12}, {inputs.get(name, 'none'):.12}"
-            for name in sorted({*before["inputs"], *inputs})
-            if before["inputs"].get(name) != inputs.get(name)
-        ]
-        if changes:
-            raise ValueError(
-                f"{path.parent} cannot be resumed as it is:\n  "
-                + "\n  ".join(changes)
-                + "\nchoose another --out, or pass --accept-changes to continue with the changes"
-            )
+    if before is not None:
+        _compare(path.parent, options, before, now, accept_changes)
     if leader():
         write(path, json.dumps(now, indent=2) + "\n")
 
 
-def read_run(path: pathlib.Path, accept_changes: bool) -> dict[str, dict[str, Any]] | None:
-    """Returns the `run.json` of a resumed run; None if it is unreadable and changes are accepted.
+def _compare(folder: pathlib.Path, options: Options, before: Run, now: Run, free: bool) -> None:
+    """Raises ValueError for a run that cannot go on; with `free`, changes are accepted."""
+    is_old = "optimizer" not in before["options"]
+    settle(
+        (
+            is_old,
+            f"{folder} was written by an earlier version of specjax, whose optimizers had another "
+            "state: finish it with that version, or begin another --out from its weights "
+            f"(--initial {folder / 'best'})",
+        ),
+        (
+            not is_old and before["shapes"] != now["shapes"],
+            f"{folder} is a run of another job, or of a model of other sizes: choose another --out",
+        ),
+    )
+    changes = changed_options(options, before["options"], now["options"])
+    hashes = {
+        name: [each["inputs"].get(name, "none") for each in (before, now)]
+        for name in sorted({*before["inputs"], *now["inputs"]})
+    }
+    changes += [
+        f"the {name} has changed: sha256 {was:.12}, {is_now:.12}"
+        for name, (was, is_now) in hashes.items()
+        if was != is_now
+    ]
+    if changes and not free:
+        raise ValueError(
+            f"{folder} cannot be resumed as it is:\n  "
+            + "\n  ".join(changes)
+            + "\nchoose another --out, or pass --accept-changes to continue with the changes"
+        )
 
-    Raises:
-      ValueError: it cannot be read.
-    """
+
+def changed_options(
+    options: Options, before: Mapping[str, object], now: Mapping[str, object]
+) -> list[str]:
+    """Returns a line for each option that differs, and may not change when a run is resumed."""
+    free = {field.name for field in dataclasses.fields(options) if field.metadata.get("free")}
+    return [
+        f"{flag(name)} was {before[name]} and is {now[name]}"
+        for name in sorted(before.keys() & now.keys() - free)
+        if before[name] != now[name]
+    ]
+
+
+def read_run(path: pathlib.Path, accept_changes: bool) -> Run | None:
+    """Returns the `run.json` of a resumed run; None if it is damaged and changes are accepted."""
     try:
         run = json.loads(path.read_bytes())
         if not all(isinstance(run[name], dict) for name in ("options", "inputs", "shapes")):
@@ -164,11 +180,7 @@ def write(path: pathlib.Path, text: str) -> None:
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
-    """Returns the lines of a `metrics.jsonl`, without a last line that was cut off.
-
-    Raises:
-      ValueError: another line cannot be read.
-    """
+    """Returns the lines of a `metrics.jsonl`, without a last line that was cut off."""
     lines, texts = [], path.read_bytes().split(b"\n") if path.exists() else []
     for number, text in enumerate(texts, start=1):
         if number == len(texts) and not text:
@@ -248,11 +260,9 @@ class Metrics:
 
 
 def _event_writer(folder: pathlib.Path, step: int) -> EventWriter:
-    try:
-        import tensorboardX  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        raise ValueError(
-            "--tensorboard needs the package tensorboardX: pip install tensorboardX; "
-            "metrics.jsonl holds the same metrics"
-        ) from None
-    return tensorboardX.SummaryWriter(str(folder), purge_step=step + 1)
+    tensorboard = imported(
+        "tensorboardX",
+        "--tensorboard needs the package tensorboardX: pip install tensorboardX; metrics.jsonl "
+        "holds the same metrics",
+    )
+    return tensorboard.SummaryWriter(str(folder), purge_step=step + 1)

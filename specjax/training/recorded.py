@@ -30,13 +30,13 @@ import numpy as np
 import safetensors
 from tqdm import tqdm
 
-from specjax.files import read_json
+from specjax._internal.checks import reworded, settle
 from specjax.parallel import leader
-from specjax.training.corpus import digest
+from specjax.training import shards
 from specjax.training.mesh import together
 from specjax.training.ordering import Rows, batches, numbered, shuffled
 from specjax.training.record import write as write_text
-from specjax.training.shards import check_request, read_if_whole, read_shard, save_shard
+from specjax.training.shards import check_request, digest, read_if_whole, read_shard, save_shard
 from specjax.training.trees import Row
 from specjax.training.written import Written
 
@@ -141,14 +141,10 @@ def write(
     outputs: Callable[[np.ndarray], Said],
     files: Mapping[str, bytes],
 ) -> None:
-    """Records a target, or continues an unfinished recording.
+    """Records a target's `outputs` for tokens [R, T + 1], or continues an unfinished recording.
 
-    Args:
-      folder: created if needed.
-      request: the request of the recording.
-      rows: the sequences of each chunk.
-      outputs: the target's outputs for tokens [R, T + 1].
-      files: of the target's folder, by name, without its weights; and of what drafters share.
+    `rows` are the sequences of each chunk.  The recording gets the `files` of the target's folder,
+    by name, without its weights; and of what drafters share.
 
     Raises:
       ValueError: the folder holds a recording of another request, or the disk is too small for the
@@ -204,20 +200,11 @@ def write(
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the `teacher.json` of a recording.
-
-    Raises:
-      ValueError: there is none, or it cannot be read.
-    """
+    """Returns the `teacher.json` of a recording."""
     if not (folder / MANIFEST).exists():
         raise ValueError(f"{folder} has no {MANIFEST}: make it with specjax train teacher")
-    manifest = read_json(folder / MANIFEST)
-    if not {"request", "complete", "files"} <= set(manifest):
-        raise ValueError(
-            f"{folder / MANIFEST} is not the description of a recording: bring it back from a "
-            f"copy, or delete {folder} and record it again"
-        )
-    return manifest
+    fields = {"request", "complete", "files"}
+    return shards.read_manifest(folder / MANIFEST, "recording", fields, "record it")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -249,35 +236,36 @@ class Recorded:
         manifest = read_manifest(folder)
         request = Request.read(manifest["request"])
         again = "run the train.teacher that made it again"
-        if not manifest["complete"]:
-            raise ValueError(f"{folder} is not complete: {again}")
-        for lacks, name, what, cure in (
-            (not request.top, CANDIDATES[0], "log-probabilities, from which drafts", "--top 64"),
-            (not request.hidden_size, STATES, "hidden states, from which heads", "--drafters KIND"),
-        ):
-            if name in names and lacks:
-                raise ValueError(f"{folder} has no {what} learn: record it again with {cure}")
-        for name, sha256 in manifest["files"].items():
-            if not (folder / name).exists() or digest(folder / name) != sha256:
-                raise ValueError(f"{folder / name} is not what was written there: {again}")
+        none, cure = f"{folder} has no", "learn: record it again with"
+        settle(
+            (not manifest["complete"], f"{folder} is not complete: {again}"),
+            (
+                CANDIDATES[0] in names and not request.top,
+                f"{none} log-probabilities, from which drafts {cure} --top 64",
+            ),
+            (
+                STATES in names and not request.hidden_size,
+                f"{none} hidden states, from which heads {cure} --drafters KIND",
+            ),
+            *(
+                (
+                    not (folder / name).exists() or digest(folder / name) != sha256,
+                    f"{folder / name} is not what was written there: {again}",
+                )
+                for name, sha256 in manifest["files"].items()
+            ),
+        )
         whole = hashlib.sha256()
         for number in range(request.files):
-            file = _file(folder, number)
-            try:
-                arrays = read_shard(file)
-            except ValueError as error:
-                raise ValueError(f"{error}: delete it, and {again}") from None
-            if len(arrays["tokens"]) != len(request.rows(number)):
-                raise ValueError(f"{file} has another number of sequences: delete it, and {again}")
+            file, wanted = _file(folder, number), len(request.rows(number))
+            with reworded("", f": delete it, and {again}"):
+                found = len(read_shard(file)["tokens"])
+                settle((found != wanted, f"{file} has another number of sequences"))
             whole.update(digest(file).encode())
         return cls(folder, request, whole.hexdigest(), names)
 
     def tapping(self, taps: tuple[int, ...]) -> Recorded:
-        """Returns the recording with the states of these layers.
-
-        Raises:
-          ValueError: the states were not recorded.
-        """
+        """Returns the recording with the states of these layers."""
         if not set(taps) <= set(self.request.taps):
             asked, there = (" ".join(map(str, x)) for x in (taps, self.request.taps))
             raise ValueError(

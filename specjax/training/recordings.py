@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from specjax._internal.checks import settle
 from specjax.files import read_outline
 from specjax.models import LanguageModel, LinenModel, Transformer
-from specjax.options.fields import as_argument, flag, option
+from specjax.options.fields import Options, as_argument, count, flag, option
 from specjax.training import tables
-from specjax.training.dataset import model_hashes
-from specjax.training.loop import LoopOptions
+from specjax.training.dataset import model_hashes, other_hashes
+from specjax.training.loop import LoopOptions, mesh_of_run
 from specjax.training.material import Material, TargetDataOptions
-from specjax.training.measure import EvaluationOptions
 from specjax.training.ordering import Rows, numbered
 from specjax.training.recorded import CANDIDATES, STATES, Recorded
-from specjax.training.targets import dtype_of, load_target
+from specjax.training.targets import dtype_of, fitted, load_target
 from specjax.training.trees import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationOptions(Options):
+    """The options of an evaluation on held-out data."""
+
+    group = "evaluation"
+
+    eval_batches: int = count(8, "held-out batches per evaluation")
+    eval_prompts: int = count(
+        0,
+        "held-out prompts on which tau of a chain of drafts is measured with the decoder, and of "
+        "drafters and heads greedily; 0: none",
+        0,
+    )
+    eval_tokens: int = count(64, "new tokens for each of them")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,37 +83,37 @@ class TaughtOptions(LoopOptions, EvaluationOptions, TargetDataOptions):
         return self.target or self.teacher or ""
 
     def check_teacher(self, asks: Mapping[str, object], measures: Mapping[str, object]) -> None:
-        """Checks the options of a run with `--teacher`.
+        """Raises ValueError for data, or options that need the target, beside `--teacher`.
 
-        Args:
-          asks: options that need the target in every step, by their words.
-          measures: options that need the target for measuring.
-
-        Raises:
-          ValueError: one of these is given, or data.
+        Those in `asks` need it in every step; `--eval-prompts` and those in `measures`, to measure.
         """
         if self.teacher is None:
             return
-        for name in (name for name, given in asks.items() if given):
-            raise ValueError(
-                f"{name} asks the target during training, and --teacher {self.teacher} has only "
-                "what it said before: leave one of the two out"
-            )
-        if self.data:
-            raise ValueError(
-                f"--teacher {self.teacher} has the data that it was recorded on: leave out --data"
-            )
-        for name in (name for name, given in measures.items() if given and not self.target):
-            raise ValueError(
-                f"{name} measures tau with the target: pass --target, too, or leave it out"
-            )
+        measures = {"--eval-prompts": self.eval_prompts, **measures}
+        settle(
+            *(
+                (
+                    given,
+                    f"{name} asks the target during training, and --teacher {self.teacher} has "
+                    "only what it said before: leave one of the two out",
+                )
+                for name, given in asks.items()
+            ),
+            (
+                self.data,
+                f"--teacher {self.teacher} has the data that it was recorded on: leave out --data",
+            ),
+            *(
+                (
+                    given and not self.target,
+                    f"{name} measures tau with the target: pass --target, too, or leave it out",
+                )
+                for name, given in measures.items()
+            ),
+        )
 
-    def check_source(self) -> None:
-        """Raises ValueError unless there is a recording, or a target with data."""
-        if not self.teacher and not (self.target and self.data):
-            raise ValueError(
-                "pass --target and --data, or --teacher with a folder of train.teacher"
-            )
+
+TaughtT = TypeVar("TaughtT", bound=TaughtOptions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +128,7 @@ class RecordedMaterial(Material):
         return cls(None, None, teacher.held_out_rows(), hashes, share, teacher=teacher)
 
     def batches(
-        self,
-        length: int,
-        size: int,
-        seed: int,
-        share: float,
-        own: float = 0.0,
-        whole: bool = False,
+        self, length: int, size: int, seed: int, share: float, own: float = 0.0, whole: bool = False
     ) -> Rows:
         return self.teacher.batches(size, share, seed, whole)
 
@@ -129,62 +139,58 @@ class RecordedMaterial(Material):
         return numbered(lambda index: self.teacher.held_out(index * size, size))
 
 
-def open_teacher(
-    options: TaughtOptions,
-    isolate_documents: bool,
-    names: Sequence[str] = CANDIDATES,
-    dtype: str | None = None,
-    settings: Mapping[str, float] | None = None,
-) -> Recorded:
-    """Returns the recording in `options.teacher`.
+def opened(
+    options: TaughtT, settings: Mapping[str, float] | None = None
+) -> tuple[TaughtT, LanguageModel, Recorded | None, Mesh | None]:
+    """Returns the options, the target, the recording if there is one, and the mesh of a run.
 
     Args:
-      options: of the run.
-      isolate_documents: whether the run reads documents on their own.
-      names: the arrays that the run reads.
-      dtype: `--dtype`, if it was given.
-      settings: the sampling settings that the run learns for; None: it reads no log-probabilities.
+      options: of the run; a default `sequence_length` is cut to what the target can read.
+      settings: the sampling settings that the run learns for; None: it learns from hidden states,
+        and not from log-probabilities.
 
     Raises:
-      ValueError: the recording is damaged or not complete, another target made it, or it was made
-        for other options.
+      ValueError: there is neither a recording nor a target with data; the recording is damaged or
+        not complete, another target made it, or it was made for other options.
     """
-    assert options.teacher is not None
-    teacher = Recorded.open(pathlib.Path(options.teacher), names)
+    if not options.teacher and not (options.target and options.data):
+        raise ValueError("pass --target and --data, or --teacher with a folder of train.teacher")
+    mesh = mesh_of_run(options)
+    if options.teacher:
+        teacher = _open(options, options.teacher, settings)
+        return options, _target_of(teacher, options, mesh), teacher, mesh
+    # Jobs without this option load the target in float32.
+    target = load_target(options, getattr(options, "dtype", "float32"), mesh)
+    return fitted(options, target), target, None, mesh
+
+
+def _open(options: TaughtOptions, folder: str, settings: Mapping[str, float] | None) -> Recorded:
+    teacher = Recorded.open(pathlib.Path(folder), CANDIDATES if settings else (STATES,))
     request = teacher.request
     if options.target:
-        _check_target(options, teacher, dtype)
-    asked, found = (
-        {
-            **(each if settings else {}),
-            "isolate_documents": isolated,
-            "sequence_length": length,
-        }
-        for each, isolated, length in (
-            (settings or {}, isolate_documents, options.sequence_length),
-            (request.settings, request.isolate_documents, request.length),
-        )
-    )
+        _check_target(options, teacher)
+    asked: dict[str, object] = {**(settings or {})}
+    asked |= {name: getattr(options, name) for name in ("isolate_documents", "sequence_length")}
+    found = {
+        **request.settings,
+        "isolate_documents": request.isolate_documents,
+        "sequence_length": request.length,
+    }
     other = [name for name in asked if asked[name] != found[name]]
     if other:
+        was, now = (" ".join(as_argument(n, each[n]) for n in other) for each in (found, asked))
         raise ValueError(
-            f"--teacher {options.teacher} was recorded with "
-            + " ".join(as_argument(name, found[name]) for name in other)
-            + ", and this run has "
-            + " ".join(as_argument(name, asked[name]) for name in other)
-            + ": pass the former, or record it again"
+            f"--teacher {folder} was recorded with {was}, and this run has {now}: pass the former, "
+            "or record it again"
         )
     return teacher
 
 
-def target_of(teacher: Recorded, options: TaughtOptions, mesh: Mesh | None) -> LanguageModel:
+def _target_of(teacher: Recorded, options: TaughtOptions, mesh: Mesh | None) -> LanguageModel:
     """Returns the target of a recording.
 
     If nothing is measured with the target itself, it has the parameters of the recording: none, or
     those that drafters share.
-
-    Raises:
-      ValueError: the recording has no tokenizer.
     """
     dtype = teacher.request.dtype
     if options.measures_tau:
@@ -199,15 +205,7 @@ def target_of(teacher: Recorded, options: TaughtOptions, mesh: Mesh | None) -> L
 
 
 def share_of_answers(asked: float | None, teacher: Recorded) -> float:
-    """Returns the fraction of sequences with answers.
-
-    Args:
-      asked: `--sampled-fraction`, if it was given.
-      teacher: the recording.
-
-    Raises:
-      ValueError: the recording has no sequences of a kind that is asked for.
-    """
+    """Returns the fraction of sequences with answers; `asked` is `--sampled-fraction`."""
     text, answers, _ = teacher.request.counts
     if asked is None:
         default = teacher.request.share
@@ -220,18 +218,23 @@ def share_of_answers(asked: float | None, teacher: Recorded) -> float:
     return asked
 
 
-def _check_target(options: TaughtOptions, teacher: Recorded, dtype: str | None) -> None:
+def _check_target(options: TaughtOptions, teacher: Recorded) -> None:
     """Raises ValueError if another target, tokenizer or LoRA, or another type, was recorded."""
-    wanted, made = model_hashes(options.target, options.lora), teacher.request.hashes
-    for name in sorted({*wanted, *({"lora"} & made.keys())}):
-        if made.get(name) != wanted.get(name):
-            raise ValueError(
-                f"--teacher {options.teacher} was recorded with another {name} (sha256 "
-                f"{made.get(name, 'none'):.12}) than that of --target {options.target} "
-                f"({wanted.get(name, 'none'):.12}): record it again with specjax train teacher"
+    made, dtype = teacher.request, getattr(options, "dtype", None)
+    others = other_hashes(made.hashes, model_hashes(options.target, options.lora))
+    settle(
+        *(
+            (
+                True,
+                f"--teacher {options.teacher} was recorded with another {name} (sha256 {before}) "
+                f"than that of --target {options.target} ({now}): record it again with specjax "
+                "train teacher",
             )
-    if dtype is not None and dtype_of(dtype) != teacher.request.dtype:
-        raise ValueError(
-            f"--teacher {options.teacher} was recorded in {teacher.request.dtype}, not in --dtype "
-            f"{dtype}: pass the former, or record it again"
-        )
+            for name, before, now in others
+        ),
+        (
+            dtype is not None and dtype_of(dtype) != made.dtype,
+            f"--teacher {options.teacher} was recorded in {made.dtype}, not in --dtype {dtype}: "
+            "pass the former, or record it again",
+        ),
+    )

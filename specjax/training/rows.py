@@ -12,13 +12,14 @@ every object the fields of all others.
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import pathlib
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
+
+from specjax._internal.checks import reworded
+from specjax._internal.extras import imported
 
 _LINES = (".jsonl", ".ndjson")
 _COLUMNS = (".parquet", ".arrow")
@@ -46,15 +47,13 @@ def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
     """
     if path.suffix in _LINES:
         for number, line in _lines(path):
-            try:
+            with reworded(f"{path}, line {number}: ", kinds=(ValueError, RecursionError)):
                 fields = json.loads(line)
                 if not isinstance(fields, dict):
                     raise ValueError(
                         "it must be an object like "
                         '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
                     )
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
             yield f"line {number}", fields
         return
     number = 0
@@ -65,15 +64,9 @@ def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
 
 
 def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
-    """Returns the column of a file with a text or a conversation.
+    """Returns the column with a text or a conversation, of a file whose first row is `fields`.
 
-    Args:
-      path: the file, for messages.
-      fields: its first row.
-      asked: `--column`; None: the first of `NAMES` that is there.
-
-    Raises:
-      ValueError: the column is missing; the message names the nearest one.
+    Without `--column` (`asked`) it is the first of `NAMES` that is there.
     """
     there = f"{path} has the columns {', '.join(fields)}"
     if asked is None:
@@ -124,26 +117,25 @@ def _is_conversation(column: str, value: object) -> bool:
 
 
 def read_texts(path: pathlib.Path, asked: str | None) -> Iterator[tuple[str, str]]:
-    """Yields the texts of a file, each with its position.
-
-    Raises:
-      ValueError: a row has no text in the column, or a conversation.
-    """
+    """Yields the texts of a file, each with its position."""
     column = None
     for where, fields in read_rows(path):
         column = column or column_of(path, fields, asked)
         text = fields.get(column)
+        is_chat = column in _CHATS and _is_conversation(column, text)
+        if isinstance(text, str) and not is_chat:
+            yield where, text
+            continue
+        fault = (
+            "a conversation as JSON text, and the first row holds a text that is no JSON: keep "
+            "each kind in a file of its own"
+        )
         if not isinstance(text, str):
-            raise ValueError(
-                f"{path}, {where}: {column} holds {type(text).__name__}; it must be a text: "
-                "correct the row, or name another column with --column"
+            fault = (
+                f"{type(text).__name__}; it must be a text: correct the row, or name another "
+                "column with --column"
             )
-        if column in _CHATS and _is_conversation(column, text):
-            raise ValueError(
-                f"{path}, {where}: {column} holds a conversation as JSON text, and the first row "
-                "holds a text that is no JSON: keep each kind in a file of its own"
-            )
-        yield where, text
+        raise ValueError(f"{path}, {where}: {column} holds {fault}")
 
 
 def _without_nulls(value: object) -> object:
@@ -157,33 +149,26 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 
     Only a newline ends a line: JSON texts may hold other characters that separate lines.
     """
-    try:
+    with reworded(f"{path} is not UTF-8 text (", "); save it as UTF-8", (UnicodeDecodeError,)):
         with open(path, encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
 
 
 def _batches(path: pathlib.Path) -> Iterator[Any]:
     """Yields the record batches of a parquet or arrow file one after the other."""
+    message = f"reading {path} needs the package pyarrow: pip install pyarrow"
+    names = ("pyarrow", "pyarrow.ipc", "pyarrow.parquet")
+    arrow, ipc, parquet = (imported(name, message) for name in names)
     try:
         if path.suffix == ".parquet":
-            with _pyarrow("pyarrow.parquet", path).ParquetFile(path) as file:
+            with parquet.ParquetFile(path) as file:
                 yield from file.iter_batches()
             return
-        arrow = _pyarrow("pyarrow", path)
         with arrow.memory_map(str(path)) as source:
-            yield from _pyarrow("pyarrow.ipc", path).open_stream(source)
+            yield from ipc.open_stream(source)
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
-        if "pyarrow" in str(error) or isinstance(error, FileNotFoundError):
-            raise
         raise ValueError(f"{path} cannot be read ({error}): write or download it again") from None
-
-
-def _pyarrow(name: str, path: pathlib.Path) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise ValueError(f"reading {path} needs the package pyarrow: pip install pyarrow") from None

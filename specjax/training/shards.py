@@ -8,12 +8,26 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from specjax._internal.checks import reworded
+from specjax.files import read_json
+
 _HASH = "sha256"
+
+
+def digest(*paths: pathlib.Path) -> str:
+    """Returns the SHA-256 of the contents of the files, one after the other."""
+    sha256 = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                sha256.update(block)
+    return sha256.hexdigest()
 
 
 def check_request(
@@ -34,6 +48,17 @@ def check_request(
     )
 
 
+def read_manifest(path: pathlib.Path, kind: str, fields: set[str], again: str) -> dict[str, Any]:
+    """Returns the description of a folder of shards."""
+    manifest = read_json(path)
+    if not fields <= set(manifest):
+        raise ValueError(
+            f"{path} is not the description of a {kind}: bring it back from a copy, or delete "
+            f"{path.parent} and {again} again"
+        )
+    return manifest
+
+
 def save_shard(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes a file atomically: a process that is killed leaves the old file or the new one."""
     partial = path.with_suffix(".partial")
@@ -47,12 +72,11 @@ def read_shard(path: pathlib.Path) -> dict[str, np.ndarray]:
     Raises:
       ValueError: the file is damaged.
     """
-    try:
+    kinds = (safetensors.SafetensorError, OSError)
+    with reworded(f"{path} cannot be read (", ")", kinds):
         with safetensors.safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}
             wanted = (file.metadata() or {}).get(_HASH)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from None
     if wanted not in (None, _hash(arrays)):
         raise ValueError(f"{path} has changed since it was written (its SHA-256 differs)")
     return arrays

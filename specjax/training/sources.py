@@ -63,15 +63,9 @@ SampledT = TypeVar("SampledT", bound=SampledOptions)
 def sampled(
     options: SampledT, target: LanguageModel, exact: bool = False
 ) -> tuple[SampledT, Material]:
-    """Reads the data of a run, and lets the target write the sequences that are asked for.
+    """Returns the options with the share of sequences with answers, and the data.
 
-    Args:
-      options: of the run.
-      target: the model in `options.target`.
-      exact: as for `gather`.
-
-    Returns:
-      The options with the share of these sequences, and the data.
+    The target writes the sequences that are asked for.  `exact` is as for `gather`.
 
     Raises:
       ValueError: `--online` has no text; or as `gather`.
@@ -95,12 +89,9 @@ def sampled(
 
 
 def share_of_target(asked: float | None, default: float, material: Material) -> float:
-    """Returns the fraction of the sequences that the target wrote, for a run with this data.
+    """Returns the fraction of the sequences that the target wrote: `asked`, or 1 without text.
 
-    Args:
-      asked: the option, or None.
-      default: the fraction if there is text.
-      material: the data.  Without text the fraction is 1, and its `share` is the default.
+    If there is text, it is by default the `share` of the data, or `default`.
     """
     if asked is None:
         default = default if material.share is None else material.share
@@ -149,11 +140,7 @@ def sample(
 
 
 def with_starts(written: Written, num_drafts: int) -> Written:
-    """Returns the rows in which a chain of drafts may start; prints how many were skipped.
-
-    Raises:
-      ValueError: no such row exists.
-    """
+    """Returns the rows in which a chain of drafts may start; prints how many were skipped."""
     long = np.asarray(accepted.starts(written.drawn, written.limit, num_drafts).any(1))
     if not long.any():
         raise ValueError(

@@ -66,14 +66,9 @@ class SpeculationOptions(MeshOptions, ProposerOptions, TargetOptions, ModelOptio
 def load_speculation(
     options: SpeculationOptions, prompts: Callable[[LanguageModel], list[list[int]]]
 ) -> tuple[LanguageModel, Decoder, Params, list[list[int]]]:
-    """Loads the models, and makes a decoder with space for the prompts and the new tokens.
+    """Returns the target, a decoder with space for the prompts, its arrays, and the prompts' ids.
 
-    Args:
-      options: the options.
-      prompts: a function that returns the token ids of the prompts for a target.
-
-    Returns:
-      The target, the decoder, its arrays, and the token ids of the prompts.
+    `prompts` returns the token ids of the prompts for a target.
 
     Raises:
       ValueError: models, proposer and prompts do not fit together; the message has the cure.

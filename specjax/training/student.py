@@ -13,6 +13,7 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
+from specjax._internal.checks import settle
 from specjax.files import (
     find_folder,
     load,
@@ -75,30 +76,29 @@ class ModelOptions(LoopOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         chosen = [as_argument(name, value) for name, value in self.sources.items()]
-        if len(chosen) > 1:
-            raise ValueError(f"{' and '.join(chosen)} exclude each other: leave out all but one")
-        if self.from_layers and self.model_like is None:
-            raise ValueError(
-                f"{as_argument('from_layers', self.from_layers)} needs --like with the folder of "
-                "the model that has these layers"
-            )
-        if min(self.from_layers, default=0) < 0 or len(set(self.from_layers)) < len(
-            self.from_layers
-        ):
-            raise ValueError(
-                f"{as_argument('from_layers', self.from_layers)}: name layers from 0, each once"
-            )
-        sizes = self.new_model
-        if chosen or self.model_like is not None:  # the sizes are those of a model that exists
-            return
-        if sizes["num_heads"] % sizes["num_kv_heads"]:
-            heads = f"--num-heads {sizes['num_heads']}"
-            raise ValueError(f"--num-kv-heads is {sizes['num_kv_heads']}; it must divide {heads}")
-        if sizes["hidden_size"] % (2 * sizes["num_heads"]):
-            raise ValueError(
-                f"--hidden-size is {sizes['hidden_size']}; twice --num-heads {sizes['num_heads']} "
-                "must divide it, since rotary positions rotate pairs of a head's dimensions"
-            )
+        layers, sizes = self.from_layers, self.new_model
+        named, heads = as_argument("from_layers", layers), sizes["num_heads"]
+        is_new = not chosen and self.model_like is None  # else it has the sizes of that model
+        settle(
+            (len(chosen) > 1, f"{' and '.join(chosen)} exclude each other: leave out all but one"),
+            (
+                layers and self.model_like is None,
+                f"{named} needs --like with the folder of the model that has these layers",
+            ),
+            (
+                min(layers, default=0) < 0 or len(set(layers)) < len(layers),
+                f"{named}: name layers from 0, each once",
+            ),
+            (
+                is_new and heads % sizes["num_kv_heads"],
+                f"--num-kv-heads is {sizes['num_kv_heads']}; it must divide --num-heads {heads}",
+            ),
+            (
+                is_new and sizes["hidden_size"] % (2 * heads),
+                f"--hidden-size is {sizes['hidden_size']}; twice --num-heads {heads} must divide "
+                "it, since rotary positions rotate pairs of a head's dimensions",
+            ),
+        )
 
     @property
     def sizes(self) -> dict[str, int | None]:
@@ -155,10 +155,6 @@ def make_model(options: ModelOptions, vocab_size: int, context: int | None = Non
       context: tokens that the model should read, as the target does; by default
         `--sequence-length`.  A folder's own context stays, unless it is shorter and its positions
         can be extended.
-
-    Raises:
-      ValueError: the sizes do not fit the folder or its family, or the model cannot read
-        `--sequence-length` tokens.
     """
     context = max(options.sequence_length, context or 0)
     start = options.start
@@ -230,21 +226,20 @@ def exit_of(
     The layers and the output matrix are the target's own arrays, so they take no memory.  The
     proposer `early-exit` reads only the target's parameters, so it cannot use the trained norm, and
     the model is saved as an ordinary folder for `--draft`, which has a KV cache of its own.
-
-    Raises:
-      ValueError: the target has no such layers before its last one, or no final norm.
     """
     network = target.model.module
-    if layers >= network.config.num_layers:
-        raise ValueError(
+    settle(
+        (
+            layers >= network.config.num_layers,
             f"--early-exit is {layers}; the target has {network.config.num_layers} layers: leave "
-            "out at least the last one"
-        )
-    if not network.config.final_norm:
-        raise ValueError(
+            "out at least the last one",
+        ),
+        (
+            not network.config.final_norm,
             "--early-exit trains the norm before the output matrix, which this target lacks: pass "
-            "--from-layers, which trains the layers"
-        )
+            "--from-layers, which trains the layers",
+        ),
+    )
     module = draft.module.clone(transposed=network.transposed)
     return LinenModel(module), ("norm",)
 
@@ -257,19 +252,10 @@ def check_initial(
     cure: str,
     one_size: str = "this job",
 ) -> None:
-    """Checks that a folder with weights has the vocabulary of the job, before it is loaded.
+    """Raises ValueError if a folder with weights has other tokens than the job; nothing is loaded.
 
-    Args:
-      start: the folder of the student; without weights nothing is checked.
-      words: the job's tokenizer; None: nothing is checked.
-      size: size of the job's vocabulary, padding included.
-      whose: for the message, the owner of the job's vocabulary.
-      cure: for the message, the advice if the folder has other tokens.
-      one_size: for the message, the reason for a vocabulary that is padded to the same size; "" if
-        there is none.
-
-    Raises:
-      ValueError: the folder has other tokens, or a vocabulary of another size.
+    The job has the tokenizer `words` and a vocabulary of `size`, padding included.  The message
+    says `whose` they are, the `cure`, and with `one_size` which option needs an equal padding.
     """
     if start is None or not start.has_weights or words is None:
         return
@@ -278,17 +264,20 @@ def check_initial(
     own = read_tokenizer(path) if path.exists() else words
     # Without a tokenizer only an equal size says that the tokens are the same.
     unknown = own_size != size and not path.exists()
-    if unknown or vocabulary_digest(own) != vocabulary_digest(words):
-        raise ValueError(
-            f"{start.name} has other tokens ({own.get_vocab_size()}, in a "
-            f"vocabulary of {own_size}) than {whose} ({words.get_vocab_size()}, in one of {size}): "
-            f"{cure}, or leave it out"
-        )
-    if own_size != size and one_size:
-        raise ValueError(
+    is_other = unknown or vocabulary_digest(own) != vocabulary_digest(words)
+    settle(
+        (
+            is_other,
+            f"{start.name} has other tokens ({own.get_vocab_size()}, in a vocabulary of "
+            f"{own_size}) than {whose} ({words.get_vocab_size()}, in one of {size}): {cure}, or "
+            "leave it out",
+        ),
+        (
+            not is_other and own_size != size and one_size,
             f"{start.name} has the tokens of {whose}, but its vocabulary is padded to {own_size} "
-            f"and not to {size}, which {one_size} cannot take: leave one of the two out"
-        )
+            f"and not to {size}, which {one_size} cannot take: leave one of the two out",
+        ),
+    )
 
 
 def initial_params(model: LinenModel, options: ModelOptions, mesh: Mesh | None = None) -> Tree:
@@ -327,15 +316,10 @@ def read_layers(
     starts: Array | None = None,
     taps: tuple[int, ...] = (),
 ) -> ModelOutput:
-    """Runs a pass over a batch of packed text.
+    """Runs a pass over packed text [B, T], of which the layers `taps` give their outputs, too.
 
-    Args:
-      model: the model.
-      params: its parameters.
-      inputs: [B, T].
-      end: the token that starts a document.  With it, each document is read on its own.
-      starts: [B, T] 1 where a sequence begins that is read on its own; None: only at the left.
-      taps: layers whose outputs are wanted, too.
+    Documents that start with the token `end`, and sequences that begin where `starts` [B, T] is 1,
+    are read on their own.
     """
     positions, mask = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape), None
     documents = None if end is None else inputs == end
@@ -349,11 +333,8 @@ def read_layers(
 def isolate(starts: Array) -> tuple[Array, Array]:
     """Returns positions and attention mask of packed documents that do not see each other.
 
-    Args:
-      starts: [B, T] bool, True at the first token of a document.
-
-    Returns:
-      Positions [B, T], which start at 0 in each document, and a mask [B, T, T], causal within it.
+    `starts` [B, T] is True at the first token of a document.  Positions [B, T] start at 0 in each
+    document, and the mask [B, T, T] is causal within it.
     """
     slot = jnp.arange(starts.shape[1])
     first = jax.lax.cummax(jnp.where(starts, slot, 0), axis=1)
@@ -371,17 +352,9 @@ def save_student(
 ) -> None:
     """Writes a Hugging Face folder in bfloat16.
 
-    Args:
-      folder: the folder.
-      model: the model.
-      params: its parameters.
-      words: its tokenizer.
-      eos: its EOS ids; () for none.
-      files: files of the tokenizer, by name, that are written as they are.
-      start: the folder of the model's source.  With the folder's weights it keeps the folder's
-        other
-        files, too: the configuration as far as it is the same, the sampling defaults, and the
-        tokenizer unless `files` has one.
+    Files of the tokenizer in `files` are written as they are.  With the weights of a `start`, the
+    model keeps the folder's other files, too: the configuration as far as it is the same, the
+    sampling defaults, and the tokenizer unless `files` has one.
     """
     made = LanguageModel(model, params, words, eos, folder.name, files=files or {})
     if start is not None and start.has_weights:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import TypeVar
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specjax._internal.platforms import default_platform
-from specjax.files import find_folder, load
+from specjax.files import file_of, find_folder, load
 from specjax.models import LanguageModel, LinenModel, attend, quantise, quantised_form
 from specjax.options.fields import REQUIRED, Options, option
 from specjax.parallel import TRAINING_RULES
@@ -35,7 +36,8 @@ class TargetOptions(Options):
     def tokenizer_file(self) -> str:
         """The tokenizer.json of the target, or of the LoRA if it has one."""
         folders = [find_folder(path) for path in (self.lora, self.target) if path is not None]
-        files = [folder / "tokenizer.json" for folder in folders]
+        homes = [folder if folder.is_dir() else folder.parent for folder in folders]  # of a GGUF
+        files = [home / "tokenizer.json" for home in homes]
         return str(next((file for file in files if file.exists()), files[-1]))
 
 
@@ -92,6 +94,16 @@ def load_target(
     Raises:
       ValueError, OSError: it has no tokenizer; or as `load`.
     """
+    if (
+        not pathlib.Path(options.tokenizer_file).exists()
+        and file_of(find_folder(options.target)) is not None
+    ):
+        raise ValueError(
+            f"--target {options.target} has no tokenizer.json beside it; --data is tokenised with "
+            "one. If the GGUF file has a tokenizer, write a folder by "
+            f"specjax.save(specjax.load({options.target!r}, dequantise=True), FOLDER), and pass "
+            "--target FOLDER"
+        )
     loaded = load(
         options.target,
         None if dtype == _INT8 else dtype,

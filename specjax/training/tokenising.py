@@ -26,30 +26,21 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
+from specjax._internal.checks import settle
 from specjax.files import read_tokenizer
 from specjax.parallel import leader
-from specjax.training.corpus import (
-    LEAST,
-    Source,
-    Tokens,
-    digest,
-    holds_out,
-    number_of,
-    read_documents,
-    too_few,
-    train_tokenizer,
-    where_to_cut,
-)
+from specjax.training import corpus
+from specjax.training.corpus import Source, Tokens
 from specjax.training.mesh import together
 from specjax.training.mixture import Mixture
 from specjax.training.record import write
-from specjax.training.shards import read_if_whole, read_shard, save_shard
+from specjax.training.shards import digest, read_if_whole, read_shard, save_shard
 
 _WORDS, _PARTS = "tokenizer.json", ("train", "held_out")
 _PROGRESS, _FOLDER = "progress.json", "parts"
 _BATCH = 1 << 20
-Settings = dict[str, Any]
 """Characters that are tokenised at a time, into one part."""
+Settings = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +54,13 @@ class _Split:
 
     @classmethod
     def of(cls, source: Source) -> _Split:
-        """Reads all texts.
-
-        Raises:
-          ValueError: there are fewer than two, and no single text whose end can be held out.
-        """
+        """Reads all texts."""
         count, chosen, least, text, texts = 0, False, (2**32, ""), "", hashlib.sha256()
-        for _, text in read_documents(source):
-            count, chosen = count + 1, chosen or holds_out(text)
+        for _, text in corpus.read_documents(source):
+            count, chosen = count + 1, chosen or corpus.holds_out(text)
             texts.update(_hash(text).encode())
-            least = min(least, (number_of(text), _hash(text)))
-        if count == 1 and (cut := where_to_cut(text)) is not None:
+            least = min(least, (corpus.number_of(text), _hash(text)))
+        if count == 1 and (cut := corpus.where_to_cut(text)) is not None:
             print(
                 f"--data is one text of {len(text)} characters: its last {len(text) - cut} are "
                 "held out for evaluation",
@@ -82,19 +69,19 @@ class _Split:
             both = _hash(text[:cut]), _hash(text[cut:])
             return cls(2, hashlib.sha256("".join(both).encode()).hexdigest(), both[1], cut)
         if count < 2:
-            few = too_few(source, count)
+            few = corpus.too_few(source, count)
             raise ValueError(
                 f"{few}.  Training needs at least two texts, one of them held out, or one text of "
-                f"at least {LEAST} characters, whose end is held out"
+                f"at least {corpus.LEAST} characters, whose end is held out"
             )
         return cls(count, texts.hexdigest(), None if chosen else least[1])
 
     def texts(self, source: Source) -> Iterator[tuple[pathlib.Path, str]]:
         """Reads the texts of the divided source again."""
-        return read_documents(source, tells=False, cut=self.cut)
+        return corpus.read_documents(source, tells=False, cut=self.cut)
 
     def part(self, text: str) -> str:
-        held = holds_out(text) if self.only is None else _hash(text) == self.only
+        held = corpus.holds_out(text) if self.only is None else _hash(text) == self.only
         return _PARTS[held]
 
 
@@ -189,15 +176,17 @@ def _tokenise(source: Source, out: pathlib.Path, settings: Settings) -> None:
         else:
             kept += len(batch)
         count += len(batch)
-    if count != split.count:
-        raise ValueError(
+    settle(
+        (
+            count != split.count,
             f"--data had {split.count} texts and now has {count}: it must not change while it is "
-            f"tokenised.  Delete {out} and begin again"
-        )
-    if texts.hexdigest() != split.sha256:
-        raise ValueError(
-            f"--data has changed since {out} was begun: delete it to tokenise --data again"
-        )
+            f"tokenised.  Delete {out} and begin again",
+        ),
+        (
+            count == split.count and texts.hexdigest() != split.sha256,
+            f"--data has changed since {out} was begun: delete it to tokenise --data again",
+        ),
+    )
     if kept:
         print(f"{out}: {kept} of {count} texts were tokenised already", flush=True)
     tokens = {name: _join(parts, name, out / f"{name}.bin") for name in _PARTS}
@@ -279,38 +268,32 @@ def _trained(sources: list[Source], splits: list[_Split], vocab_size: int) -> to
                 if split.part(text) == "train":
                     yield text
 
-    return train_tokenizer(texts(), vocab_size)
+    return corpus.train_tokenizer(texts(), vocab_size)
 
 
 def _check(out: pathlib.Path, manifest: pathlib.Path, settings: Settings) -> None:
     """Raises ValueError unless `out` was made with these settings, and is unchanged."""
-    before, hashes = _read_manifest(manifest)
-    if before != settings:
-        raise ValueError(
-            f"{manifest} was made with {before}, not with {settings}: "
-            "choose another --out, or delete it"
-        )
-    for name, sha256 in hashes.items():
-        if not (out / name).exists() or digest(out / name) != sha256:
-            raise ValueError(
-                f"{out / name} is not what was tokenised (its SHA-256 is not the one in "
-                f"{manifest.name}): delete {out} to tokenise --data again"
-            )
-
-
-def _read_manifest(path: pathlib.Path) -> tuple[dict[str, object], dict[str, str]]:
-    """Returns the settings and the hashes in `corpus.json`.
-
-    Raises:
-      ValueError: it cannot be read.
-    """
+    cure = f"delete {out} to tokenise --data again"
     try:
-        facts = json.loads(path.read_bytes())
-        return dict(facts["settings"]), dict(facts["sha256"])
+        facts = json.loads(manifest.read_bytes())
+        before, hashes = dict(facts["settings"]), dict(facts["sha256"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error!r}): delete {path.parent} to tokenise --data again"
-        ) from None
+        raise ValueError(f"{manifest} cannot be read ({error!r}): {cure}") from None
+    settle(
+        (
+            before != settings,
+            f"{manifest} was made with {before}, not with {settings}: choose another --out, or "
+            "delete it",
+        ),
+        *(
+            (
+                not (out / name).exists() or digest(out / name) != sha256,
+                f"{out / name} is not what was tokenised (its SHA-256 is not the one in "
+                f"{manifest.name}): {cure}",
+            )
+            for name, sha256 in hashes.items()
+        ),
+    )
 
 
 def _hash(text: str) -> str:

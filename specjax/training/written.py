@@ -32,15 +32,8 @@ class Written:
     ) -> Written:
         """Makes sequences from ids [L] and masks [L] bool, cut or padded to `length` + 1 tokens.
 
-        Sequences without a learned token are skipped, and their number is printed.
-
-        Args:
-          rows: token ids, and a mask of the tokens that are learned.
-          length: T.
-          cut: the largest length of each row when it was written (`cuts`); None: no limit.
-
-        Raises:
-          ValueError: no sequence has a learned token.
+        Sequences without a learned token are skipped, and their number is printed.  `cut` has the
+        largest length that each row could have reached when it was written (`dataset.cuts`).
         """
         tokens = np.zeros((len(rows), length + 1), np.int32)
         drawn = np.zeros((len(rows), length), np.float32)
@@ -64,12 +57,7 @@ class Written:
 
     @classmethod
     def joined(cls, parts: Mapping[int, Written], weights: tuple[float, ...]) -> Written:
-        """Returns the rows of several sources, of which each has the share of its weight.
-
-        Args:
-          parts: rows that are not packed, by the number of their source.
-          weights: of all sources by their numbers.
-        """
+        """Returns rows, which are not packed, of sources by number; each has its weight's share."""
         arrays = zip(*((x.tokens, x.drawn, x.limit) for x in parts.values()), strict=True)
         tokens, drawn, limit = (np.concatenate(x) for x in arrays)
         origin = np.concatenate([np.full(len(x.tokens), i) for i, x in parts.items()])
@@ -100,11 +88,7 @@ class Written:
         return numbered(self.row, len(self.tokens))
 
     def rows(self, seed: int) -> Rows:
-        """Returns the rows in an endless order, reshuffled every epoch.
-
-        Raises:
-          ValueError: there is none.
-        """
+        """Returns the rows in an endless order, reshuffled every epoch."""
         if not len(self.tokens):
             raise ValueError(
                 "the target wrote one sequence, which is held out, so none is left for training: "

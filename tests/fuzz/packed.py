@@ -13,6 +13,7 @@ import numpy as np
 
 import specjax
 from specjax.files import open_tensors
+from specjax.files.gguf.header import read_gguf
 from tests import gguf_files
 from tests.fuzz import bases, values
 from tests.fuzz.damaged import Damaged
@@ -35,6 +36,15 @@ _OWN = {
     "ignore": ["lm_head"], "modules_to_not_convert": ["lm_head"], "exclude_modules": [],
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}},
 }  # fmt: skip
+
+_TOKENIZER = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "b", "c", "ab", "▁a", "abc"],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 1, 4],
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.chat_template": "{{ messages }}",
+}
 
 
 def _mxfp4(maker: Maker, tensors: dict[str, np.ndarray]) -> None:
@@ -84,9 +94,11 @@ class PackedWeights:
 
         folder = root / "gguf"
         folder.mkdir()
-        gguf_files.write(folder / _GGUF, "llama", gguf.GGMLQuantizationType.Q4_0)
+        gguf_files.write(folder / _GGUF, "llama", gguf.GGMLQuantizationType.Q4_0, fields=_TOKENIZER)
         specjax.load(folder / _GGUF)
         self.file = Damaged(folder, root / "outside")
+        entries = read_gguf(folder / _GGUF).entries
+        self.header = min(entry.start for entry in entries.values())
 
     def case(self, rng: random.Random) -> Case:
         if rng.random() < 0.2:
@@ -126,7 +138,7 @@ class PackedWeights:
             path = home.folder
         else:
             for _ in range(rng.choice((1, 1, 2, 4))):
-                at = rng.randrange(2500)
+                at = rng.randrange(self.header)
                 content[at] = rng.choice((0, 1, 2, 9, 255, rng.randrange(256)))
             if rng.random() < 0.2:
                 content = content[: rng.randrange(len(content))]

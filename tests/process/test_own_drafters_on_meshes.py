@@ -21,7 +21,7 @@ import specjax
 from specjax import Chain, StaticTree
 from specjax.parallel import make_mesh
 
-latent, delta, gemma, assistant = sys.argv[1:]
+latent, delta, several, gemma, assistant = sys.argv[1:]
 assert jax.device_count() == 4
 prompts = [[5, 9, 30, 31, 5, 9, 2, 8, 4, 11, 12, 13], [7, 7, 8, 10]]
 how = {"max_new_tokens": 10, "temperature": 1.0, "seed": 3, "eos": []}
@@ -38,9 +38,9 @@ def check(folder, mesh, load):
     return drafter.params
 
 
-for folder in (latent, delta):
+for folder in (latent, delta, several):
     own = check(folder, make_mesh(data=2, model=2), specjax.load_mtp)["network"]
-    kernel = own["project"]["kernel"]
+    kernel = own.get("depth_1", own)["project"]["kernel"]
     assert kernel.addressable_shards[0].data.shape[0] * 2 == kernel.shape[0]
 
 
@@ -63,6 +63,7 @@ def test_texts_on_four_devices():
     given = (
         mtp_folders.folder("deepseek_v3, yarn, groups", "deepseek", 1),
         mtp_folders.folder("qwen3_5_text, in turn", "qwen", 1),
+        mtp_folders.folder("glm4_moe, groups", "deepseek", 1, count=2),
         small_families.folder(gemma_assistants.CASES["E2B, by cluster"][0]),
         gemma_assistants.folder("E2B, by cluster"),
     )

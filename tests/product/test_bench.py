@@ -94,9 +94,9 @@ def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
     assert (timed.median, timed.spread, timed.step) == (None, None, None)
 
 
-def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
-    """Each use of int8 has a row; wherever the target is float32, the text is that of plain
-    decoding."""
+def test_few_bits_beside_float32(monkeypatch, tmp_path, capsys):
+    """Each use of int8 and int4 has a row; wherever the target is float32, the text is that of
+    plain decoding."""
     monkeypatch.setattr(machine, "ceilings", lambda: {"bandwidth": 10.0})
     sizes = [
         "--num-drafts",
@@ -111,25 +111,30 @@ def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
         "1",
     ]
     models = ["--target", str(TINY / "target"), "--prompt-file", str(SHIPPED)]
-    bench.main([*models, *sizes, "--int8", "--peers", "--json", str(tmp_path / "report.json")])
+    report = ["--json", str(tmp_path / "report.json")]
+    bench.main([*models, *sizes, "--int8", "--int4", "--peers", *report])
     assert "2 real prompts of 16 tokens" in capsys.readouterr().out
     rows = {
         row["proposer"]: row
         for row in json.loads((tmp_path / "report.json").read_text())[0]["rows"]
     }
-    assert list(rows) == ["plain", "plain at 2 rows", "ngram", "int8 target", "self-int8"]
+    few = [name for bits in ("int8", "int4") for name in (f"{bits} target", f"self-{bits}")]
+    assert list(rows) == ["plain", "plain at 2 rows", "ngram", *few]
     assert all(
-        "same_tokens" not in row if name == "int8 target" else row["same_tokens"] == 2
+        "same_tokens" not in row if name.endswith(" target") else row["same_tokens"] == 2
         for name, row in rows.items()
     )
-    assert rows["self-int8"]["alpha"][0] > 0.8
+    assert rows["self-int8"]["alpha"][0] > 0.8 and rows["self-int4"]["alpha"][0] > 0.5
+    assert rows["self-int4"]["parts_over_step"] is not None
     assert rows["plain"]["tau"] == [1.0, 1.0, 1.0]
     target, draft = (specjax.load(TINY / name) for name in ("target", "draft"))
-    contestants = [
-        (one.name, one.num_drafts) for one in bench._in_int8(target, draft, [1, 2], None)
-    ]
-    drafts = [(name, gamma) for gamma in (1, 2) for name in ("draft int8", "self-int8")]
-    assert contestants == [("int8 target", 0), ("draft int8 alone", 0), *drafts]
+    for bits in ("int8", "int4"):
+        contestants = [
+            (one.name, one.num_drafts)
+            for one in bench._in_few_bits(bits, target, draft, [1, 2], None)
+        ]
+        drafts = [(name, gamma) for gamma in (1, 2) for name in (f"draft {bits}", f"self-{bits}")]
+        assert contestants == [(f"{bits} target", 0), (f"draft {bits} alone", 0), *drafts]
 
 
 def test_vocabularies_are_alike_and_not_equal(capsys):

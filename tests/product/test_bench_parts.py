@@ -281,13 +281,14 @@ def test_accelerator_sh_reports_what_failed(tmp_path):
 
 def test_the_parts_of_a_step(capsys):
     folder = ROOT / "checkpoints" / "tiny" / "target"
-    options = ["--target", str(folder), "--dtypes", "int8", "--rows", "1", "3", "--rounds", "1"]
-    step_parts.main(options)
+    options = ["--target", str(folder), "--rows", "1", "3", "--rounds", "1"]
+    step_parts.main([*options, "--dtypes", "int8", "int4"])
     printed = capsys.readouterr().out
     for name in ("step, kernels", "step, XLA", "products, kernels", "products, XLA"):
         assert re.search(rf"^\| {name} \|", printed, re.MULTILINE)
     # Two layers of seven matrices, and the output matrix.
-    assert len(list(step_parts.matrices(specjax.load(folder).params))) == 15
+    for dtype in (None, "int4"):
+        assert len(list(step_parts.matrices(specjax.load(folder, dtype).params))) == 15
     with pytest.raises(SystemExit, match="2"):
         step_parts.main(["--rows", "0"])
     assert "--rows is 0; it must be at least 1" in capsys.readouterr().err

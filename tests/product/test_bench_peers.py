@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 import specjax
 from bench import __main__ as bench
 from bench import machine, report
-from bench.contestants import INT8_TARGET, Contestant
+from bench.contestants import ROUNDED, Contestant
 from bench.peers import engines, gguf_file
 from bench.peers.engines import Engine, Setting, interpreter
 from bench.timing import Timed
@@ -70,8 +70,8 @@ def names(engine):
 
 
 def test_an_engine_takes_part(setting):
-    """It decodes in its ways that were asked for; int8 and batches are plain; a failed call is an
-    error with its reason, and the process goes on."""
+    """It decodes in its ways that were asked for; int8, int4 and batches are plain; a failed call
+    is an error with its reason, and the process goes on."""
     engine = Engine("counting", setting(), "float32")
     assert engine.version == "float32"
     assert names(engine) == [("counting", "plain", 0), *(("counting", "draft", n) for n in (2, 4))]
@@ -85,7 +85,7 @@ def test_an_engine_takes_part(setting):
         run(np.ones((1, 3), np.int32), 2)
     engine.close()
     for given, wanted in (
-        ((setting(), "int8"), INT8_TARGET),
+        *(((setting(), precision), name) for precision, name in ROUNDED.items()),
         ((setting(alone=False), "float32"), "plain"),
     ):
         engine = Engine("counting", *given)
@@ -149,11 +149,12 @@ def test_gguf_files_hold_the_weights(tmp_path):
     pairs = found["blk.0.attn_q.weight"].reshape(config.num_heads, config.head_dim // 2, 2, -1)
     np.testing.assert_array_equal(pairs[:, :, 0], by_head[:, : config.head_dim // 2])
     np.testing.assert_array_equal(pairs[:, :, 1], by_head[:, config.head_dim // 2 :])
-    small = tmp_path / "small.gguf"
-    gguf_file.write(TINY.parent / "pycode" / "target", small, "int8")  # 688 is no multiple of 32
-    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(small).tensors}
-    assert kinds["output_norm.weight"] == "F32" and kinds["blk.0.ffn_up.weight"] == "Q8_0"
-    assert kinds["blk.0.ffn_down.weight"] == "F16"
+    for precision, kind in (("int8", "Q8_0"), ("int4", "Q4_0")):
+        small = tmp_path / f"{precision}.gguf"
+        gguf_file.write(TINY.parent / "pycode" / "target", small, precision)
+        kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(small).tensors}
+        assert kinds["output_norm.weight"] == "F32" and kinds["blk.0.ffn_up.weight"] == kind
+        assert kinds["blk.0.ffn_down.weight"] == "F16"  # 688 is no multiple of 32
 
 
 def test_other_families_are_not_written(tmp_path):

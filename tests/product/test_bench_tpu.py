@@ -3,8 +3,10 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from toys import TRANSFORMERS as toys
 
 from bench.compiled.best import best, tokens_per_second
@@ -20,6 +22,7 @@ from bench.tpu import command
 from bench.tpu.measured import beside
 from bench.tpu.published import TOKENS, compare
 from bench.tpu.slices import devices_of, slice_of
+from specjax.models import is_packed
 
 HEADER = "HloModule jit__run, is_scheduled=true\n"
 BODY = """
@@ -233,6 +236,23 @@ def test_published_targets_have_their_sizes():
         found = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params)) / 1e9
         assert found == pytest.approx(wanted, rel=0.01), (name, found)
         assert shapes_of(config_of(name, 1024)).model.vocab_size == 1024
+
+
+def test_shapes_in_int4_are_those_of_the_plain_matrices():
+    """Codes have four bits, in groups of 128 inputs; experts are stacks of them."""
+    for name in ("1b", "qwen3.5-35b-a3b"):
+        config = config_of(name)
+        plain, packed = (
+            flatten_dict(shapes_of(config, dtype).params, is_leaf=lambda _, leaf: is_packed(leaf))
+            for dtype in ("bfloat16", "int4")
+        )
+        rounded = [path for path, leaf in packed.items() if is_packed(leaf)]
+        assert len(rounded) >= 7 * config.num_layers and not any("head" in p for p in rounded)
+        for path, leaf in packed.items():
+            assert leaf.shape == plain[path].shape, path
+        for leaf in (packed[path] for path in rounded):
+            assert leaf.codes.dtype == jnp.uint4 and leaf.group == 128 == leaf.codes.shape[-2]
+            assert leaf.codes.size == leaf.size and leaf.scales.size == leaf.size // 128
 
 
 def test_host_transfers_are_named():

@@ -14,10 +14,10 @@ from engines import OURS, config_of, heads_of, same_bits, vllm_reader
 
 import specjax
 from specjax.methods.medusa.drafter import target_marks
+from specjax.methods.medusa.engines import HEAD_FORMATS as FORMATS
+from specjax.methods.medusa.exports import write_heads
 from specjax.methods.medusa.network import medusa_hidden, medusa_logits
 from specjax.models.transformer import head_matrix
-from specjax.training.formats import FORMATS
-from specjax.training.heads import write_heads
 from specjax.training.jobs import export
 
 TINY = pathlib.Path(__file__).parents[2] / "checkpoints" / "tiny"

@@ -26,8 +26,8 @@ from engines import (
     vllm_reader,
 )
 
-from specjax.training.formats import FORMATS
-from specjax.training.heads import read_heads, write_heads
+from specjax.methods.medusa.engines import HEAD_FORMATS as FORMATS
+from specjax.methods.medusa.exports import read_heads, write_heads
 
 CASES = {"v1": (1, True), "v1 deep": (2, True), "v2": (1, False), "v2 deep": (2, False)}
 

@@ -86,7 +86,7 @@ def test_speculation_changes_no_text(temperature):
 
 
 def test_a_folder_of_a_file(tmp_path, capsys):
-    """Its tokenizer lies beside the file, and `inspect` prints the kinds of its matrices."""
+    """A tokenizer lies beside the file, and `inspect` prints the kinds of its matrices."""
     path = tmp_path / "own" / "model.gguf"
     path.parent.mkdir()
     gguf_files.write(path, "llama", Kind.Q4_0, drop=("output.weight",))

@@ -21,8 +21,8 @@ import specjax
 from specjax import LinenModel, Transformer
 from specjax.models import BLOCK_SLOTS
 from specjax.models.rope import Rope
-from specjax.training.corpus import digest
 from specjax.training.jobs import pretrain
+from specjax.training.shards import digest
 
 
 def run(out, *more):

@@ -13,8 +13,8 @@ import pytest
 import trained
 from toys import TRANSFORMERS as toys
 
+from bench import training as bench
 from experiments import ablation
-from train import bench
 
 TINY = ["--target", "checkpoints/tiny/target", "--draft", "checkpoints/tiny/draft"]
 

@@ -109,7 +109,6 @@ def test_a_drafter_learns_without_its_target(kind, tmp_path, monkeypatch):
     def none(*arguments, **named):
         raise AssertionError("a target was loaded")
 
-    monkeypatch.setattr("specjax.training.jobs.drafter.load_target", none)
     monkeypatch.setattr("specjax.training.recordings.load_target", none)
     lines = [line for line in learn(kind, tmp_path / "whole") if "loss" in line]
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -144,7 +143,6 @@ def test_heads_learn_without_their_target(tmp_path, monkeypatch):
     wanted = beside._ranks(params, target.params, tokens[:, :-1])
     assert ranks.shape == wanted.shape and not drawn.any()
     assert (np.abs(ranks - wanted) <= 2).mean() > 0.8  # of 300 that are nearly as likely
-    monkeypatch.setattr("specjax.training.jobs.medusa.load_target", none)
     monkeypatch.setattr("specjax.training.recordings.load_target", none)
     learn("medusa", tmp_path / "run", "--steps", "24", "--save-every", "24")
     made = specjax.load_medusa(tmp_path / "run" / "model", target)

@@ -188,7 +188,6 @@ def test_learning_from_a_recording(tmp_path, monkeypatch):
     def none(*arguments, **named):
         raise AssertionError("a target was loaded")
 
-    monkeypatch.setattr("specjax.training.jobs.distill.load_target", none)
     monkeypatch.setattr("specjax.training.recordings.load_target", none)
     lines = run(tmp_path / "whole")
     values = [line["held_out_kl_at_least"] for line in lines if "held_out_kl_at_least" in line]

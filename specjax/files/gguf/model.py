@@ -16,6 +16,7 @@ from specjax._internal.checks import shown
 from specjax.files.folder import INDEX, SINGLE
 from specjax.files.gguf.blocks import stored_of
 from specjax.files.gguf.header import Header, read_gguf
+from specjax.files.gguf.vocabulary import tokenizer_files
 from specjax.files.headers import Stored
 from specjax.models import Config
 
@@ -196,6 +197,16 @@ def tensors_of(file: pathlib.Path) -> tuple[dict[str, Stored], list[str]]:
         except ValueError as error:
             faults.append(str(error))
     return made, faults
+
+
+def tokenizer_in(file: pathlib.Path) -> dict[str, bytes]:
+    """Returns the files of the tokenizer in a GGUF file, by their names in a folder; {}: none.
+
+    Raises:
+      ValueError: the tokenizer is of a kind that is not read, or is damaged.
+      OSError: the file cannot be read.
+    """
+    return tokenizer_files(file, _opened(file))
 
 
 @functools.lru_cache(maxsize=4)

@@ -98,13 +98,16 @@ def check_rounded_shards(name: str, leaf: _Shape, turned: bool, at: NamedShardin
     return f"{name} has groups of {group} inputs, and each device would hold {mine} inputs"
 
 
-def refuse_shards(faults: Sequence[str]) -> None:
-    """Raises Indivisible with the lines of `check_shards`, if there are some."""
+def refuse_shards(faults: Sequence[str], cure: str = "load with dequantise=True") -> None:
+    """Raises Indivisible with the lines of `check_shards`, if there are some.
+
+    `cure` is the last of the cures that its message names.
+    """
     if faults:
         lines = "\n  ".join([*faults[:10], *[f"and {len(faults) - 10} more"] * (len(faults) > 10)])
         raise Indivisible(
             "packed matrices cannot be split so: use fewer devices along the mesh axis model, pass "
-            f"rules={{}}, or load with dequantise=True:\n  {lines}"
+            f"rules={{}}, or {cure}:\n  {lines}"
         )
 
 

@@ -28,9 +28,8 @@ from specjax.methods.block.network import (
 from specjax.methods.block.source import BlockDraftSource
 from specjax.methods.published import SharedParams, embedding_of, head_of
 from specjax.models import TransformerConfig, look_up
-from specjax.training.drafters.layers import layers_like
 from specjax.training.drafters.learner import Guess, Learner, Lesson
-from specjax.training.drafters.sizes import Sizes, owns_head, units_of
+from specjax.training.drafters.sizes import Sizes, layers_like, owns_head, units_of
 from specjax.training.precision import mixed_dot_general
 
 

@@ -19,9 +19,8 @@ from specjax.methods.eagle3.network import Eagle3, Eagle3Config
 from specjax.methods.eagle3.source import Eagle3Source, EagleSource
 from specjax.methods.published import SharedParams, embedding_of
 from specjax.models import TransformerConfig, look_up
-from specjax.training.drafters.layers import layers_like
 from specjax.training.drafters.learner import Guess, Learner, Lesson
-from specjax.training.drafters.sizes import Sizes, owns_head
+from specjax.training.drafters.sizes import Sizes, layers_like, owns_head
 from specjax.training.precision import mixed_dot_general
 
 

@@ -1,4 +1,4 @@
-"""Medusa heads: network, source, banks of adapters, and the folders of the authors' code."""
+"""Medusa heads: network, source, banks of adapters, and folders, as engines read them."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,8 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.methods.medusa.drafter import MedusaAdapter, MedusaBank
+    from specjax.methods.medusa.engines import HEAD_FORMATS, HeadTensors
+    from specjax.methods.medusa.exports import read_heads, write_heads
     from specjax.methods.medusa.folder import load_medusa, save_medusa
     from specjax.methods.medusa.format import MEDUSA
     from specjax.methods.medusa.network import (
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
+    "HEAD_FORMATS",
     "MEDUSA",
+    "HeadTensors",
     "Medusa",
     "MedusaAdapter",
     "MedusaBank",
@@ -32,5 +36,7 @@ __all__ = [
     "measure_ranks",
     "medusa_hidden",
     "medusa_logits",
+    "read_heads",
     "save_medusa",
+    "write_heads",
 ]

@@ -88,18 +88,21 @@ class MedusaAdapter(Drafter):
                 "pass the target that it was trained for"
             )
         hidden_size, vocab_size = head_matrix(dict(target.params)).shape
-        if (self.heads.hidden_size, self.heads.vocab_size) != (hidden_size, vocab_size):
-            raise ValueError(
+        fits = (self.heads.hidden_size, self.heads.vocab_size) == (hidden_size, vocab_size)
+        settle(
+            (
+                not fits,
                 f"the adapter {self.name} is for a target of hidden size {self.heads.hidden_size} "
                 f"and {self.heads.vocab_size} tokens, and {target.name} has {hidden_size} and "
-                f"{vocab_size}: pass the target that it was trained for"
-            )
-        if self.marks and not np.allclose(self.marks, target_marks(target), rtol=0.02, atol=1e-4):
-            raise ValueError(
+                f"{vocab_size}: pass the target that it was trained for",
+            ),
+            (
+                fits and self.marks and not _alike(self.marks, target_marks(target)),
                 f"the adapter {self.name} was trained for another target than {target.name}, which "
-                "has the same shape but other weights: pass that target, or train heads for "
-                "this one"
-            )
+                "has the same shape but other weights: pass that target, or train heads for this "
+                "one",
+            ),
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -186,28 +189,33 @@ class MedusaBank(AdapterBank[MedusaAdapter]):
         return bank
 
     def fits(self, name: str, adapter: MedusaAdapter) -> None:
-        if adapter.heads != self.heads:
-            raise ValueError(
+        settle(
+            (
+                adapter.heads != self.heads,
                 f"the adapter {name!r} has other sizes than those of the bank: "
-                f"{_form(adapter.heads)} instead of {_form(self.heads)}; "
-                "put it into a bank of its own"
-            )
-        for other, known in self.adapters.items():
-            if (
-                adapter.marks
-                and known.marks
-                and not np.allclose(adapter.marks, known.marks, rtol=0.02, atol=1e-4)
-            ):
-                raise ValueError(
-                    f"the adapters {name!r} and {other!r} were trained for different targets: "
-                    "use two banks"
+                f"{_form(adapter.heads)} instead of {_form(self.heads)}; put it into a bank of its "
+                "own",
+            ),
+            *(
+                (
+                    not _alike(adapter.marks, known.marks),
+                    f"the adapters {name!r} and {other!r} were trained for different targets: use "
+                    "two banks",
                 )
+                for other, known in self.adapters.items()
+            ),
+        )
 
     def make(self, target: LanguageModel, slots: np.ndarray | None) -> MedusaParams:
         """Returns the parameters of the proposer; rows whose slot is -1 decode plainly."""
         key = "head" if "head" in target.params else "embedding"
         output = None if self.heads.own_heads else {key: target.params[key]}
         return MedusaParams(self.params, jnp.asarray(slots), output)
+
+
+def _alike(marks: Sequence[float], others: Sequence[float]) -> bool:
+    """Returns whether marks are of the same target, as far as both are known."""
+    return not marks or not others or np.allclose(marks, others, rtol=0.02, atol=1e-4)
 
 
 def _form(heads: MedusaHeads) -> str:

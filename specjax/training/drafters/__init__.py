@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
-    from specjax.training.drafters.anchors import draw_anchors
-    from specjax.training.drafters.kinds import KINDS, default_taps, plan
-    from specjax.training.drafters.learner import Drafts, Guess, Learner, Lesson
+    from specjax.training.drafters.kinds import KINDS, check_taps, default_taps, plan
+    from specjax.training.drafters.learner import Drafts, Guess, Learner, Lesson, draw_anchors
     from specjax.training.drafters.vocabulary import draft_vocabulary, mask_token
 
 __getattr__ = lazily(__name__, __file__)
@@ -18,6 +17,7 @@ __all__ = [
     "Guess",
     "Learner",
     "Lesson",
+    "check_taps",
     "default_taps",
     "draft_vocabulary",
     "draw_anchors",

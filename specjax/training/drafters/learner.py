@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -101,3 +102,16 @@ class Learner(abc.ABC):
     def estimates(self) -> bool:
         """True if the guesses have a `confidence`."""
         return False
+
+
+def draw_anchors(keys: Array, learned: Array, count: int) -> tuple[Array, Array]:
+    """Returns random positions [B, A] whose next token is `learned` [B, T], each at most once.
+
+    They are at least 1 and ascend.  The second result [B, A] says which are valid: a row may have
+    fewer.  `keys` [B] are those of the rows.
+    """
+    usable = learned.at[:, 0].set(0)  # a draft reads the features of a token before it
+    drawn = jax.vmap(lambda key: jax.random.uniform(key, learned.shape[1:]))(keys)
+    _, at = jax.lax.top_k(drawn + 2 * usable, count)
+    at = jnp.sort(at, axis=1)
+    return jnp.maximum(at, 1), jnp.take_along_axis(usable, at, axis=1)

@@ -1,10 +1,10 @@
-"""The options from which the sizes of a new drafter follow."""
+"""The options from which the sizes of a new drafter follow, and layers of these sizes."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from specjax.models import TransformerConfig
+from specjax.models import Rope, TransformerConfig
 from specjax.options.fields import Options, count, option
 
 
@@ -47,3 +47,29 @@ def owns_head(options: Sizes, default: bool) -> bool:
     if options.draft_vocab_size:
         return True
     return default if options.own_head is None else options.own_head
+
+
+def layers_like(
+    target: TransformerConfig, num_layers: int, mlp_size: int | None, family: str
+) -> TransformerConfig:
+    """Returns layers of the sizes of the target's, in the form of Llama or Qwen3.
+
+    These are the forms that published drafters have, whatever the family of their target: "llama",
+    or "qwen3", which normalises queries and keys.
+    """
+    rope = target.rope_of(0)
+    return TransformerConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=target.embedding_size or target.hidden_size,
+        mlp_size=mlp_size or target.mlp_size,
+        num_layers=num_layers,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        max_positions=target.max_positions,
+        # Published layouts have no partial rotations, and no queries that grow.
+        rope=dataclasses.replace(rope, growth=0.0) if rope and rope.fraction == 1 else Rope(),
+        norm_eps=target.norm_eps,
+        qk_norm="head" if family == "qwen3" else None,
+        family=family,
+    )

@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from specjax.files import read_json
-from specjax.options.fields import flag
 from specjax.parallel import leader
 from specjax.training.loop import Job, LoopOptions, fit
 from specjax.training.mesh import together
-from specjax.training.record import write
+from specjax.training.record import changed_options, write
 from specjax.types import Json
 
 FILE = "auto.json"
@@ -44,18 +43,9 @@ class Trainable(Job, Protocol):
 
 
 def calibrated(job: T, losses: Sequence[str], steps: int, prompts: int) -> T:
-    """Returns the job with the loss that reaches the best tau on a short schedule.
+    """Returns the job with the loss of the best tau on held-out prompts, after `steps` steps.
 
     A finished training is not repeated, and an interrupted one resumes.
-
-    Args:
-      job: the job.
-      losses: the losses that are compared.
-      steps: of each training.
-      prompts: held-out prompts on which tau is measured.
-
-    Raises:
-      ValueError: `auto.json` was written with other options, or training failed with every loss.
     """
     options, out = job.options, pathlib.Path(job.options.out)
     path, fixed, results = out / FILE, _fixed(options), Results()
@@ -63,8 +53,13 @@ def calibrated(job: T, losses: Sequence[str], steps: int, prompts: int) -> T:
         before = read_json(path)
         if not {"options", "steps", "losses"} <= set(before):
             raise ValueError(f"{path} is not what --loss auto writes: delete it to compare again")
-        if not options.accept_changes:
-            _check(path, before["options"], fixed)
+        changes = changed_options(options, before["options"], fixed)
+        if changes and not options.accept_changes:
+            raise ValueError(
+                f"{path} was written with other options:\n  "
+                + "\n  ".join(changes)
+                + "\nchoose another --out, or delete the file to compare the losses again"
+            )
         steps, results = before["steps"], before["losses"]
     for loss in losses:
         if loss not in results:
@@ -105,20 +100,6 @@ def _fixed(options: LoopOptions) -> dict[str, Json]:
     free = {field.name for field in fields if field.metadata.get("free")} | {"auto_losses"}
     found = {f.name: vars(options)[f.name] for f in fields if f.name not in free}
     return json.loads(json.dumps(found))
-
-
-def _check(path: pathlib.Path, before: dict[str, Json], now: dict[str, Json]) -> None:
-    changes = [
-        f"{flag(name)} was {before[name]} and is {now[name]}"
-        for name in sorted(before.keys() & now.keys())
-        if before[name] != now[name]
-    ]
-    if changes:
-        raise ValueError(
-            f"{path} was written with other options:\n  "
-            + "\n  ".join(changes)
-            + "\nchoose another --out, or delete the file to compare the losses again"
-        )
 
 
 def _said(result: dict[str, float | str]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -19,62 +18,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 
+from specjax._internal.checks import settle
 from specjax.contract import Proposer
 from specjax.decoding import Decoder
 from specjax.files import TOKENIZER
 from specjax.methods import DraftModel
 from specjax.models import LanguageModel, LinenModel, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
 from specjax.proposers import NoProposer
 from specjax.rules import Match
-from specjax.training import accepted, online
+from specjax.training import accepted, losses, online, student
 from specjax.training.checkpoints import saved_steps
 from specjax.training.corpus import starts_of_documents
 from specjax.training.divergences import DIVERGENCES, blend
 from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
-from specjax.training.loop import fit, mesh_of_run
-from specjax.training.losses import (
-    Teacher,
-    against,
-    against_recorded,
-    agreement,
-    chunked,
-    chunked_rows,
-    log_draft,
-    log_target,
-    recorded_agreement,
-    with_cap,
-)
+from specjax.training.loop import fit
+from specjax.training.losses import Operands, Teacher, chunked, chunked_rows, with_cap
 from specjax.training.material import Material, learned
 from specjax.training.mesh import lay_batch
 from specjax.training.ordering import Rows
 from specjax.training.record import RUN, named, num_params, read_run
-from specjax.training.recorded import CANDIDATES
-from specjax.training.recordings import (
-    RecordedMaterial,
-    open_teacher,
-    share_of_answers,
-    target_of,
-)
+from specjax.training.recorded import CANDIDATES, Recorded
+from specjax.training.recordings import RecordedMaterial, opened, share_of_answers
 from specjax.training.sources import SampledOptions, sampled, with_starts
-from specjax.training.student import (
-    SIZES,
-    ModelOptions,
-    Start,
-    check_initial,
-    exit_of,
-    initial_params,
-    make_model,
-    no_wider,
-    read,
-    save_student,
-)
-from specjax.training.targets import ServingOptions, fitted, load_target, reader
+from specjax.training.student import SIZES, ModelOptions, Start, read
+from specjax.training.targets import ServingOptions, reader
 from specjax.training.top import folded, top_of
 from specjax.training.trees import Batch, Row, Tree
 from specjax.types import ArrayTree, DecodeState, Json, Params
@@ -163,67 +135,66 @@ class DistillOptions(ModelOptions, ServingOptions, SampledOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.early_exit is not None and self.dtype == "int8":
-            raise ValueError(
-                "--early-exit writes the target's layers into a folder, which --dtype int8 has "
-                "rounded: pass float32 or bfloat16"
-            )
-        continues = self.teacher is None or self.measures_tau
-        if continues and self.sampled_prompt >= self.sequence_length:
-            raise ValueError(
-                f"--sampled-prompt is {self.sampled_prompt}; it must be shorter than a sequence "
-                f"(--sequence-length {self.sequence_length})"
-            )
-        share = self.sampled_fraction
-        if share is not None and share + self.draft_fraction > 1:
-            raise ValueError(
-                f"--sampled-fraction {self.sampled_fraction} and --draft-fraction "
-                f"{self.draft_fraction} add up to more than 1"
-            )
-        if self.loss == "reverse-kl" and (self.temperature == 0 or self.top_k or self.top_p < 1):
-            raise ValueError(
-                "--loss reverse-kl is infinite where the target gives a token no probability "
-                "(--temperature 0, --top-k, --top-p): take jensen-shannon or total-variation"
-            )
-        if self.loss == ACCEPTED_LENGTH and (
-            self.online or self.draft_fraction or (share is not None and share < 1)
-        ):
-            raise ValueError(
-                "--loss accepted-length is a mean over text that the target wrote: pass "
-                "--sampled-fraction 1, and neither --online nor --draft-fraction"
-            )
+        share, exits = self.sampled_fraction or 0.0, self.early_exit is not None
+        exact, continues = self.loss == ACCEPTED_LENGTH, self.teacher is None or self.measures_tau
+        filters = self.temperature == 0 or self.top_k or self.top_p < 1
         for loss in self.auto_losses if self.loss == AUTO else ():
             dataclasses.replace(self, loss=loss)  # raises ValueError where this loss cannot be
-        self._check_teacher()
-        if self.top and self.loss == ACCEPTED_LENGTH:
-            raise ValueError("--loss accepted-length reads every token's probability: no --top")
-        if self.pack and self.loss == ACCEPTED_LENGTH:
-            raise ValueError(
-                "--loss accepted-length needs to know where each sequence was cut: no --pack"
-            )
-        if self.num_drafts > self.sequence_length or (self.online and not self.online_steps):
-            raise ValueError(
-                f"--sequence-length {self.sequence_length} has no room for --num-drafts "
-                f"{self.num_drafts}"
-                + f" after --sampled-prompt {self.sampled_prompt}"
-                * self.online
-            )
-
-    def _check_teacher(self) -> None:
-        """Raises ValueError for objectives that cannot be learned from a recording."""
         asks = {
             "--online": self.online,
             "--draft-fraction": self.draft_fraction,
-            "--early-exit": self.early_exit is not None,
-            f"--loss {ACCEPTED_LENGTH}": self.loss == ACCEPTED_LENGTH,
+            "--early-exit": exits,
+            f"--loss {ACCEPTED_LENGTH}": exact,
             "--pack": self.pack,
         }
-        measures = {"--eval-prompts": self.eval_prompts, f"--loss {AUTO}": self.loss == AUTO}
-        self.check_teacher(asks, measures)
-        if self.teacher and self.from_layers and self.like is None and not self.target:
-            raise ValueError(
-                "--from-layers takes weights of the target: pass --target, too, or --like FOLDER"
-            )
+        self.check_teacher(asks, {f"--loss {AUTO}": self.loss == AUTO})
+        settle(
+            (
+                exits and self.dtype == "int8",
+                "--early-exit writes the target's layers into a folder, which --dtype int8 has "
+                "rounded: pass float32 or bfloat16",
+            ),
+            (
+                continues and self.sampled_prompt >= self.sequence_length,
+                f"--sampled-prompt is {self.sampled_prompt}; it must be shorter than a sequence "
+                f"(--sequence-length {self.sequence_length})",
+            ),
+            (
+                share + self.draft_fraction > 1,
+                f"--sampled-fraction {share} and --draft-fraction {self.draft_fraction} add up to "
+                "more than 1",
+            ),
+            (
+                self.loss == "reverse-kl" and filters,
+                "--loss reverse-kl is infinite where the target gives a token no probability "
+                "(--temperature 0, --top-k, --top-p): take jensen-shannon or total-variation",
+            ),
+            (
+                exact
+                and (self.online or self.draft_fraction or self.sampled_fraction not in (None, 1)),
+                "--loss accepted-length is a mean over text that the target wrote: pass "
+                "--sampled-fraction 1, and neither --online nor --draft-fraction",
+            ),
+            (
+                exact and self.top,
+                "--loss accepted-length reads every token's probability: no --top",
+            ),
+            (
+                exact and self.pack,
+                "--loss accepted-length needs to know where each sequence was cut: no --pack",
+            ),
+            (
+                self.num_drafts > self.sequence_length or (self.online and not self.online_steps),
+                f"--sequence-length {self.sequence_length} has no room for --num-drafts "
+                f"{self.num_drafts}"
+                + f" after --sampled-prompt {self.sampled_prompt}"
+                * self.online,
+            ),
+            (
+                self.teacher and self.from_layers and self.like is None and not self.target,
+                "--from-layers takes weights of the target: pass --target, too, or --like FOLDER",
+            ),
+        )
 
     @property
     def sources(self) -> dict[str, object]:
@@ -288,7 +259,7 @@ class Distill(TaughtJob[DistillOptions]):
     draft: LinenModel
     end: int | None = None  # the token that starts a document, if documents are isolated; else None
     trained: tuple[str, ...] | None = None  # which of the draft's parameters; None: all
-    facts: Mapping[str, Json] = dataclasses.field(default_factory=dict)  # for `run.json`
+    more: Mapping[str, Json] = dataclasses.field(default_factory=dict)  # for `run.json`
 
     def __post_init__(self):
         self.serving = self.options.serving
@@ -305,16 +276,26 @@ class Distill(TaughtJob[DistillOptions]):
         """Returns the same job with another loss and options, and more for its `run.json`."""
         options = dataclasses.replace(self.options, loss=loss, **changes)
         options = dataclasses.replace(options, anneal_steps=annealing(options))
-        return dataclasses.replace(self, options=options, facts={**self.facts, **facts})
+        return dataclasses.replace(self, options=options, more={**self.more, **facts})
 
     @property
     def initial(self) -> str | None:
         start = self.options.start
         return start.folder if start is not None and start.has_weights else None
 
+    @property
+    def models(self) -> dict[str, dict[str, Json]]:
+        start, shapes = self.options.start, jax.eval_shape(self.draft.init, jax.random.key(0))
+        draft = named(start and start.folder, self.draft.module.config, shapes)
+        return {**super().models, "draft": draft}
+
+    @property
+    def facts(self) -> dict[str, Json]:
+        return {**super().facts, **self.more}
+
     def init(self) -> Tree:
         if self.trained is None:
-            return initial_params(self.draft, self.options, self.mesh)
+            return student.initial_params(self.draft, self.options, self.mesh)
         return {
             name: jax.tree.map(lambda leaf: jnp.copy(leaf.astype(jnp.float32)), self.frozen[name])
             for name in self.trained
@@ -346,19 +327,35 @@ class Distill(TaughtJob[DistillOptions]):
         if o.loss == ACCEPTED_LENGTH:
             return self._accepted_length(params, frozen, batch, tokens)
         weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
-        hidden, rows = self._read(params, frozen, tokens, batch.get("starts"))
-        shared = (self._teacher(frozen), self.serving, self._share(batch))
-        total = chunked(with_cap(against(DIVERGENCES[o.loss], o.top), self.cap, self.size))(
-            hidden, head_matrix(params), (weight, rows), shared
+        hidden, rows, shared = self._inputs(params, frozen, batch, tokens)
+        total = chunked(with_cap(self.divergence, self.cap, self.size))(
+            hidden, head_matrix(params), (weight, *rows), (*shared, self._share(batch))
         )
         return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
+
+    @property
+    def divergence(self) -> Callable[..., Array]:
+        """The loss for `chunked`, whose rows and shared arrays are those of `_inputs`."""
+        return losses.against(DIVERGENCES[self.options.loss], self.options.top)
+
+    def _inputs(
+        self, params: Tree, frozen: Tree, batch: Batch, tokens: Array
+    ) -> tuple[Array, Operands, Operands]:
+        """Returns hidden states [B * T, E] of the draft, the target's rows, and what all share."""
+        inputs, starts = tokens[:, :-1], batch.get("starts")
+        target = read(self.reader, frozen, inputs, self.end, starts)
+        hidden = read(self.draft, params, inputs, self.end, starts)
+        cap = self.target.model.module.config.logit_softcap
+        teacher = Teacher(head_matrix(frozen), cap, self.size)
+        return hidden, (jax.lax.stop_gradient(target),), (teacher, self.serving)
 
     def _accepted_length(
         self, params: Tree, frozen: Tree, batch: Batch, tokens: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Returns 1 - E[N] / gamma, blended with forward KL while it is annealed."""
         o = self.options
-        kl, ratio, alpha = self._rows(accepted.statistics, params, frozen, tokens, True)
+        labels = tokens[:, 1:].reshape(-1)
+        kl, ratio, alpha = self._rows(params, frozen, batch, tokens, labels)
         # A window of text continues after an EOS, but a decoder stops there.
         ends = jnp.isin(tokens[:, 1:], jnp.array(self.target.eos, jnp.int32))
         ratio = jnp.where(ends, 0, ratio)
@@ -374,36 +371,18 @@ class Distill(TaughtJob[DistillOptions]):
         expected = jnp.sum(counts * length) / jnp.maximum(weight, 1)
         return mean, {"weight": weight, "expected_accepted_length": expected}
 
-    def _teacher(self, frozen: Tree) -> Teacher:
-        cap = self.target.model.module.config.logit_softcap
-        return Teacher(head_matrix(frozen), cap, self.size)
-
     def _share(self, batch: Batch) -> Array | None:
         """Returns the weight of `--loss` against forward KL; None where nothing is annealed."""
         return batch["share"][0] if self.options.anneal_steps else None
 
-    def _read(
-        self, params: Tree, frozen: Tree, tokens: Array, starts: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Returns hidden states [B * T, E] of the draft and of the target."""
-        inputs = tokens[:, :-1]
-        target = read(self.reader, frozen, inputs, self.end, starts)
-        return read(self.draft, params, inputs, self.end, starts), jax.lax.stop_gradient(target)
-
     def _rows(
-        self,
-        statistics: Callable[..., Array],
-        params: Tree,
-        frozen: Tree,
-        tokens: Array,
-        labelled: bool,
+        self, params: Tree, frozen: Tree, batch: Batch, tokens: Array, *labels: Array
     ) -> Array:
-        """Returns the statistics [S, B, T] of each token; `labelled` ones use the next token."""
-        hidden, target = self._read(params, frozen, tokens)
-        rows = (tokens[:, 1:].reshape(-1), target) if labelled else (target,)
-        shared = (self._teacher(frozen), self.serving)
+        """Returns statistics [S, B, T] of each token; with the next tokens, those of a chain."""
+        statistics = accepted.statistics if labels else self.agreement
+        hidden, rows, shared = self._inputs(params, frozen, batch, tokens)
         values = chunked_rows(with_cap(statistics, self.cap, self.size))(
-            hidden, head_matrix(params), rows, shared
+            hidden, head_matrix(params), (*labels, *rows), shared
         )
         return jnp.moveaxis(values.reshape(len(tokens), -1, values.shape[-1]), -1, 0)
 
@@ -438,7 +417,7 @@ class Distill(TaughtJob[DistillOptions]):
         hidden = online.read_branches(self.draft, params, rollout)
 
         def loss(logits: Array, weight: Array, target: Array, share: Array | None) -> Array:
-            theirs, mine = log_target(target), log_draft(logits, self.serving)
+            theirs, mine = losses.log_target(target), losses.log_draft(logits, self.serving)
             if o.top:
                 theirs, mine = folded(top_of(theirs, o.top), mine)
             return jnp.sum(weight * blend(DIVERGENCES[o.loss], share)(theirs, mine))
@@ -455,19 +434,16 @@ class Distill(TaughtJob[DistillOptions]):
         return total / len(target), {"online_tau": tau}
 
     measures = ("kl", "alpha", "same_argmax")
+    agreement = staticmethod(losses.agreement)
 
     @functools.cached_property
     def _measure(self) -> Callable[[Tree, Tree, Batch], Array]:
         def mean(params: Tree, frozen: Tree, batch: Batch) -> Array:
             weight = learned(batch["drawn"], self.options.learn_prompts) * batch["counted"][:, None]
-            values = self._agreement(params, frozen, batch)
+            values = self._rows(params, frozen, batch, batch["tokens"])
             return (weight * values).sum((1, 2)) / weight.sum()
 
         return jax.jit(mean)
-
-    def _agreement(self, params: Tree, frozen: Tree, batch: Batch) -> Array:
-        """Returns [3, B, T] the `measures` of each token."""
-        return self._rows(agreement, params, frozen, batch["tokens"], False)
 
     def evaluate(self, params: Tree) -> dict[str, float]:
         params = self.whole(params, self.frozen)
@@ -492,7 +468,7 @@ class Distill(TaughtJob[DistillOptions]):
     def export(self, params: Tree, folder: pathlib.Path) -> None:
         # The target's EOS tokens may differ from the corpora's, and there may be several.
         files = {} if self.options.initial else self.target.files
-        save_student(
+        student.save_student(
             folder,
             self.draft,
             self.whole(params, self.frozen),
@@ -516,6 +492,7 @@ class DistillRecorded(Distill):
     """Trains a draft by a divergence from the log-probabilities of a recording."""
 
     measures = ("kl_at_least", "alpha_at_least", "alpha_at_most", "same_argmax")
+    agreement = staticmethod(losses.recorded_agreement)
 
     @property
     def frozen(self) -> Tree:
@@ -528,27 +505,15 @@ class DistillRecorded(Distill):
             lambda rows: {**rows, **{name: rows[name][:, :, :top] for name in CANDIDATES}}
         )
 
-    def loss(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
-        o = self.options
-        weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
-        hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
-        total = chunked(with_cap(against_recorded(DIVERGENCES[o.loss]), self.cap))(
-            hidden, head_matrix(params), (weight, *_flat(batch)), (self.serving, self._share(batch))
-        )
-        return total / weight.sum().clip(1), {"weight": weight.sum()}
+    @property
+    def divergence(self) -> Callable[..., Array]:
+        return losses.against_recorded(DIVERGENCES[self.options.loss])
 
-    def _agreement(self, params: Tree, frozen: Tree, batch: Batch) -> Array:
-        hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
-        values = chunked_rows(with_cap(recorded_agreement, self.cap))(
-            hidden, head_matrix(params), _flat(batch), (self.serving,)
-        )
-        return jnp.moveaxis(values.reshape(*batch["drawn"].shape, -1), -1, 0)
-
-
-def _flat(batch: Batch) -> tuple[Array, Array]:
-    """Returns the recorded ids and log-probabilities [B * T, k]."""
-    ids, log_probs = batch["top_ids"], batch["top_log_probs"]
-    return ids.reshape(-1, ids.shape[-1]), log_probs.reshape(-1, ids.shape[-1])
+    def _inputs(
+        self, params: Tree, frozen: Tree, batch: Batch, tokens: Array
+    ) -> tuple[Array, Operands, Operands]:
+        said = (batch[name].reshape(-1, batch[name].shape[-1]) for name in CANDIDATES)
+        return read(self.draft, params, tokens[:, :-1], self.end), tuple(said), (self.serving,)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -584,26 +549,27 @@ def make_job(options: DistillOptions) -> Distill:
     Raises:
       ValueError: options, models and data do not fit together.
     """
-    options.check_source()
     if options.loss != AUTO:
         options = dataclasses.replace(options, anneal_steps=annealing(options))
-    mesh, kind = mesh_of_run(options), DistillRecorded if options.teacher else Distill
-    if options.teacher:
-        options, target, material = _recorded(options, mesh)
-    else:
-        target = load_target(options, options.dtype, mesh)
-        options, material = fitted(options, target), None
-    options = no_wider(options, target.model.module.config)
+    options, target, teacher, mesh = opened(options, options.settings)
+    if teacher is not None:
+        options = _recorded(options, teacher)
+    options = student.no_wider(options, target.model.module.config)
     _check_start(options, target)
-    if material is None:
+    if teacher is None:
         options, material = _beside_target(options, target)
-    draft = make_model(options, target.model.vocab_size, target.model.max_positions)
+    else:
+        material = RecordedMaterial.of(teacher)
+    draft = student.make_model(options, target.model.vocab_size, target.model.max_positions)
     trained = None
     if options.early_exit is not None:
-        draft, trained = exit_of(draft, target, options.early_exit)
+        draft, trained = student.exit_of(draft, target, options.early_exit)
     assert target.tokenizer is not None  # the data was read with it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    return _with_models(kind(options, target, material, draft, end, trained, mesh=mesh))
+    kind = Distill if teacher is None else DistillRecorded
+    job = kind(options, target, material, draft, end, trained, mesh=mesh)
+    job.say_sizes(trained=num_params(jax.eval_shape(job.init)) if job.trained else 0)
+    return job
 
 
 def _beside_target(
@@ -612,27 +578,26 @@ def _beside_target(
     """Returns the data for a target in memory."""
     options, material = sampled(options, target, options.loss == ACCEPTED_LENGTH)
     written, share = material.written, options.sampled_fraction
-    if material.text is None and share is not None and share < 1:
-        raise ValueError(
+    settle(
+        (
+            material.text is None and share is not None and share < 1,
             "--data holds only sequences of prompts and answers: add a folder of text, or pass "
-            "--sampled-fraction 1"
-        )
+            "--sampled-fraction 1",
+        ),
+        (
+            options.pack and written is None,
+            "--pack: there are no sequences with answers to pack; leave it out",
+        ),
+    )
     if written is not None and options.loss == ACCEPTED_LENGTH:
         written = with_starts(written, options.num_drafts)
-    if options.pack:
-        if written is None:
-            raise ValueError("--pack: there are no sequences with answers to pack; leave it out")
+    if written is not None and options.pack:
         written = written.packed()
     return options, dataclasses.replace(material, written=written)
 
 
-def _recorded(
-    options: DistillOptions, mesh: Mesh | None
-) -> tuple[DistillOptions, LanguageModel, Material]:
-    """Returns the options, some of which a recording decides; its target; and its data."""
-    teacher = open_teacher(
-        options, options.isolate_documents, dtype=options.dtype, settings=options.settings
-    )
+def _recorded(options: DistillOptions, teacher: Recorded) -> DistillOptions:
+    """Returns the options, some of which a recording decides."""
     most = teacher.request.top
     if options.top > most:
         raise ValueError(
@@ -640,8 +605,7 @@ def _recorded(
             "log-probabilities of each token: pass no more, or record it again"
         )
     share = share_of_answers(options.sampled_fraction, teacher)
-    options = dataclasses.replace(options, top=options.top or most, sampled_fraction=share)
-    return options, target_of(teacher, options, mesh), RecordedMaterial.of(teacher)
+    return dataclasses.replace(options, top=options.top or most, sampled_fraction=share)
 
 
 def _check_start(options: DistillOptions, target: LanguageModel) -> None:
@@ -649,27 +613,8 @@ def _check_start(options: DistillOptions, target: LanguageModel) -> None:
     start = options.start
     # The target's own layers have its tokens, also if a LoRA brings a tokenizer.
     foreign = None if start is None or start.folder == options.target else start
-    check_initial(
+    student.check_initial(
         foreign, target.tokenizer, target.model.vocab_size, f"--target {options.words}",
         "a draft must share the target's tokens: pass one that was trained for this target",
         "--teacher" if options.teacher else "--draft-fraction" if options.draft_fraction else "",
     )  # fmt: skip
-
-
-def _with_models(job: Distill) -> Distill:
-    """Returns the job with its models in `run.json`; their sizes are printed."""
-    shapes, start = jax.eval_shape(job.draft.init, jax.random.key(0)), job.options.start
-    models = {
-        "target": named(job.options.words, job.target.model.module.config, job.target.num_params),
-        "draft": named(start and start.folder, job.draft.module.config, shapes),
-    }
-    sizes = {"target": job.target.num_params, "draft": models["draft"]["parameters"]}
-    if job.trained:
-        sizes["trained"] = num_params([shapes[name] for name in job.trained])
-    sizes = {name: size for name, size in sizes.items() if size}
-    print(f"parameters: {json.dumps(sizes)}", flush=True)
-    return dataclasses.replace(job, facts={"models": models})
-
-
-if __name__ == "__main__":
-    run(main)

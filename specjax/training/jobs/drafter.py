@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Callable
@@ -24,49 +23,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax.contract import BlockSource, Proposer, Source
 from specjax.decoding import Decoder
 from specjax.drafters import load_drafter, save_drafter
 from specjax.methods import PublishedDrafter, SharedParams, own_shardings, sizes_of
 from specjax.models import LanguageModel, Tables, head_matrix
-from specjax.options.command import parse, run
-from specjax.options.fields import REQUIRED, count, option
+from specjax.options.command import parse
+from specjax.options.fields import REQUIRED, count, inside, option
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
-from specjax.training.drafters import (
-    KINDS,
-    Drafts,
-    Guess,
-    Learner,
-    Lesson,
-    draft_vocabulary,
-    draw_anchors,
-    mask_token,
-    plan,
-)
+from specjax.training.drafters import KINDS, draft_vocabulary, draw_anchors, mask_token, plan
+from specjax.training.drafters.learner import Drafts, Guess, Learner, Lesson
 from specjax.training.drafters.sizes import Sizes
 from specjax.training.features import Features
 from specjax.training.jobs import distill, medusa
 from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
-from specjax.training.loop import fit, mesh_of_run
+from specjax.training.loop import fit
 from specjax.training.losses import chunked_with_rows
 from specjax.training.material import learned
 from specjax.training.mesh import lay_batch
 from specjax.training.objectives import OBJECTIVES, binary_cross_entropy, mean_of, per_row
 from specjax.training.online import begin, roll_out, row_keys
 from specjax.training.ordering import Rows
-from specjax.training.record import named, num_params
-from specjax.training.recorded import STATES
-from specjax.training.recordings import (
-    RecordedMaterial,
-    open_teacher,
-    share_of_answers,
-    target_of,
-)
+from specjax.training.record import num_params
+from specjax.training.recordings import RecordedMaterial, opened, share_of_answers
 from specjax.training.sources import SampledOptions, sampled
-from specjax.training.targets import fitted, load_target, reader
+from specjax.training.targets import reader
 from specjax.training.trees import Batch, Row, Tree
 from specjax.types import Json, Params
 
@@ -135,42 +120,44 @@ class DrafterOptions(Sizes, SampledOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_teacher(
-            {"--online": self.online, "--keep-features": self.keep_features},
-            {"--eval-prompts": self.eval_prompts},
-        )
-        if list(self.taps) != sorted(set(self.taps)):
-            raise ValueError(
+        self.check_teacher({"--online": self.online, "--keep-features": self.keep_features}, {})
+        length, other = self.sequence_length, "sampled-fraction"
+        if not self.sampled_fraction:
+            other = "keep-features"
+        settle(
+            (
+                list(self.taps) != sorted(set(self.taps)),
                 f"--taps is {' '.join(map(str, self.taps))}; the layers must be distinct and "
-                "ascending"
-            )
-        if self.draft_vocab_size and self.own_head is False:
-            raise ValueError(
+                "ascending",
+            ),
+            (
+                self.draft_vocab_size and self.own_head is False,
                 "--draft-vocab-size needs an output matrix of the drafter's own: leave out "
-                "--no-own-head"
-            )
-        if self.num_drafts + 2 > self.sequence_length:
-            raise ValueError(
-                f"--sequence-length is {self.sequence_length}; drafts of depth {self.num_drafts} "
-                f"need {self.num_drafts + 2} or more"
-            )
-        if self.anchors > self.sequence_length:
-            raise ValueError(
-                f"--anchors is {self.anchors}; a sequence has {self.sequence_length} positions"
-            )
-        if self.sampled_prompt > self.sequence_length and self.teacher is None:
-            raise ValueError(
-                f"--sampled-prompt {self.sampled_prompt} is more than --sequence-length "
-                f"{self.sequence_length}"
-            )
-        if self.online and (self.sampled_fraction or self.keep_features):
-            other = "sampled-fraction" if self.sampled_fraction else "keep-features"
-            raise ValueError(f"--online learns from new text in every step: leave out --{other}")
-        if self.online and not self.online_steps:
-            raise ValueError(
-                f"--sequence-length {self.sequence_length} has no room for --num-drafts "
-                f"{self.num_drafts} after --sampled-prompt {self.sampled_prompt}"
-            )
+                "--no-own-head",
+            ),
+            (
+                self.num_drafts + 2 > length,
+                f"--sequence-length is {length}; drafts of depth {self.num_drafts} need "
+                f"{self.num_drafts + 2} or more",
+            ),
+            (
+                self.anchors > length,
+                f"--anchors is {self.anchors}; a sequence has {length} positions",
+            ),
+            (
+                self.sampled_prompt > length and self.teacher is None,
+                f"--sampled-prompt {self.sampled_prompt} is more than --sequence-length {length}",
+            ),
+            (
+                self.online and (self.sampled_fraction or self.keep_features),
+                f"--online learns from new text in every step: leave out --{other}",
+            ),
+            (
+                self.online and not self.online_steps,
+                f"--sequence-length {length} has no room for --num-drafts {self.num_drafts} after "
+                f"--sampled-prompt {self.sampled_prompt}",
+            ),
+        )
 
     @property
     def online_steps(self) -> int:
@@ -194,14 +181,8 @@ def initial_params(
 ) -> Tree:
     """Returns the parameters of the folder `--initial` in float32.
 
-    Args:
-      options: of the run.
-      target: the model that it is trained for.
-      mine: the drafter that the options describe.
-      to_draft: [V] the drafter's id of each token, or -1; None if it knows all tokens.
-
-    Raises:
-      ValueError: the folder holds a drafter of another kind, shape or vocabulary.
+    Raises ValueError if it holds a drafter of another kind, shape or vocabulary than `mine`, with
+    `to_draft` [V]: the drafter's id of each token, or -1; None if it knows all tokens.
     """
     folder = options.initial
     assert folder is not None
@@ -213,32 +194,27 @@ def initial_params(
             f"{type(mine.source).__name__} and not a {type(theirs).__name__}: pass another "
             "folder, or its kind"
         )
-    faults = _differences(loaded.source, mine.source)
-    if faults:
-        raise ValueError(
-            f"--initial {folder} has another shape than these options describe:\n  "
-            + "\n  ".join(faults)
-        )
-    if ("head" in loaded.shares) == mine.own_head:
-        raise ValueError(
-            f"--initial {folder} has "
-            + ("no output matrix" if mine.own_head else "an output matrix")
-            + " of its own: pass --"
-            + ("no-" if mine.own_head else "")
-            + "own-head"
-        )
-    own = dict(loaded.params)
+    own, faults = dict(loaded.params), _differences(loaded.source, mine.source)
     theirs = own.pop("to_draft", None)
-    if (theirs is None) != (to_draft is None) or not np.array_equal(
-        np.arange(0) if theirs is None else theirs,
-        np.arange(0) if to_draft is None else to_draft,
-    ):
-        size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
-        raise ValueError(
-            f"--initial {folder} knows {size}, and --draft-vocab-size "
-            f"{options.draft_vocab_size} of this --data are others: pass the number and "
-            "the data that it was trained with"
-        )
+    size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
+    known = [None if table is None else np.asarray(table).tolist() for table in (theirs, to_draft)]
+    has, cure = ("no", "no-own-head") if mine.own_head else ("an", "own-head")
+    settle(
+        (
+            faults,
+            f"--initial {folder} has another shape than these options describe:\n  "
+            + "\n  ".join(faults),
+        ),
+        (
+            ("head" in loaded.shares) == mine.own_head,
+            f"--initial {folder} has {has} output matrix of its own: pass --{cure}",
+        ),
+        (
+            known[0] != known[1],
+            f"--initial {folder} knows {size}, and --draft-vocab-size {options.draft_vocab_size} "
+            "of this --data are others: pass the number and the data that it was trained with",
+        ),
+    )
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), own)
 
 
@@ -272,10 +248,6 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
         if self.known is not None:
             self.to_draft = np.full(size, -1, np.int32)
             self.to_draft[self.known] = np.arange(len(self.known))
-
-    @property
-    def initial(self) -> str | None:
-        return self.options.initial
 
     def init(self) -> Tree:
         if self.options.initial is not None:
@@ -486,18 +458,10 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
         return num_params(jax.eval_shape(self.fresh))
 
     @property
-    def facts(self) -> dict[str, Json]:
-        o, config = self.options, self.target.model.module.config
-        models = {
-            "target": named(o.words, config, self.target.num_params),
-            "drafter": {
-                "folder": o.initial,
-                "kind": o.kind,
-                "taps": self.learner.source.taps,
-                "parameters": self.size,
-            },
-        }
-        return {"models": models}
+    def models(self) -> dict[str, dict[str, Json]]:
+        o, taps = self.options, self.learner.source.taps
+        mine = {"folder": o.initial, "kind": o.kind, "taps": taps, "parameters": self.size}
+        return {**super().models, "drafter": mine}
 
     def goal(self, report: dict[str, float]) -> float:
         """Returns tau where it is measured; else the expected length of a sampled chain."""
@@ -532,23 +496,16 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
     Raises:
       ValueError: options, models and data do not fit together.
     """
-    options.check_source()
     if options.keep_features and jax.process_count() > 1:
         raise ValueError("--keep-features works in a single process: leave it out")
-    mesh = mesh_of_run(options)
-    if options.teacher:
-        teacher = open_teacher(options, options.isolate_documents, (STATES,), options.dtype)
-        share = share_of_answers(options.sampled_fraction, teacher)
-        options = dataclasses.replace(options, sampled_fraction=share)
-        target = target_of(teacher, options, mesh)
-    else:
-        teacher, target = None, load_target(options, options.dtype, mesh)
-        options = fitted(options, target)
+    options, target, teacher, mesh = opened(options)
     config, known = target.model.module.config, None
+    inside(options, f"[0, {target.model.vocab_size - 1}]", "mask_token")
     learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
     if teacher is not None:
-        teacher = teacher.tapping(learner.source.taps)
-        material = RecordedMaterial.of(teacher)
+        share = share_of_answers(options.sampled_fraction, teacher)
+        options = dataclasses.replace(options, sampled_fraction=share)
+        material = RecordedMaterial.of(teacher.tapping(learner.source.taps))
     else:
         options, material = sampled(options, target)
         if material.text is None:
@@ -557,12 +514,7 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
         counts = material.token_counts(config.vocab_size)
         known = draft_vocabulary(counts, options.draft_vocab_size, target.eos)
     job = TrainDrafter(options, target, material, learner, known, mesh=mesh)
-    counts = {"target": target.num_params, "drafter": job.size}
-    print(f"parameters: {json.dumps(counts)}; taps {learner.source.taps}", flush=True)
+    job.say_sizes(f"; taps {learner.source.taps}")
     if job.features is not None:
         print(job.features, flush=True)
     return job
-
-
-if __name__ == "__main__":
-    run(main)

@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specjax.generation import encode_file
-from specjax.measure import interval
+from specjax.measure import Measured, interval, measure
 from specjax.models import LanguageModel
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import REQUIRED, count, option
 from specjax.parallel import leader
 from specjax.training.curves import pyplot
 from specjax.training.dataset import model_hashes
-from specjax.training.measure import Measured, measure
 from specjax.training.record import versions
 from specjax.training.speculation import SpeculationOptions, load_speculation
 
@@ -156,7 +155,3 @@ def main(argv: list[str] | None = None) -> None:
         )
     if options.plot is not None and leader():
         plot(figures, options.plot)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -17,14 +17,20 @@ import pathlib
 import numpy as np
 import safetensors
 
+from specjax._internal.checks import settle
 from specjax.files import SINGLE, find_folder, load, save, weight_files
-from specjax.methods import MedusaAdapter, MedusaHeads
+from specjax.methods import (
+    HEAD_FORMATS,
+    HeadTensors,
+    MedusaAdapter,
+    MedusaHeads,
+    read_heads,
+    write_heads,
+)
 from specjax.models import LanguageModel, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import REQUIRED, Options, option
 from specjax.text import vocabulary_digest
-from specjax.training.formats import FORMATS, Heads
-from specjax.training.heads import read_heads, write_heads
 from specjax.training.record import versions
 
 _DRAFT, _MARK = "hf", "export.json"
@@ -38,10 +44,10 @@ class ExportOptions(Options):
     group = "export"
 
     model: str = option(REQUIRED, "folder of a draft, or of Medusa heads")
-    format: str = option(REQUIRED, "output format", choices=(_DRAFT, *FORMATS))
+    format: str = option(REQUIRED, "output format", choices=(_DRAFT, *HEAD_FORMATS))
     out: str = option(REQUIRED, "a new folder, or one that an earlier export wrote")
     source_format: str = option(
-        "specjax", "format of the folder of Medusa heads", choices=tuple(FORMATS)
+        "specjax", "format of the folder of Medusa heads", choices=tuple(HEAD_FORMATS)
     )
     target: str | None = option(
         None, "folder of the target; needed for heads, and used to check a draft's vocabulary"
@@ -52,34 +58,33 @@ class ExportOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.format == _DRAFT and self.source_format != "specjax":
-            raise ValueError(
-                f"--source-format {self.source_format} is for Medusa heads, and --format "
-                f"{_DRAFT} for drafts"
-            )
-        if self.format in FORMATS and self.target is None:
-            raise ValueError(
-                "--target is missing: heads are checked against it, and some formats include its "
-                "linear map to the vocabulary"
-            )
-        if self.format in (_DRAFT, "vllm") and "eagle" in self.out.lower():
-            raise ValueError(
-                f"--out {self.out}: vLLM takes a folder with 'eagle' in its path for EAGLE; choose "
-                "another name"
-            )
         out = pathlib.Path(self.out)
-        if out.exists() and not (out / _MARK).exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(
-                f"--out {self.out} has contents that no export wrote; choose a new folder"
-            )
+        others = out.exists() and not (out / _MARK).exists()
+        settle(
+            (
+                self.format == _DRAFT and self.source_format != "specjax",
+                f"--source-format {self.source_format} is for Medusa heads, and --format {_DRAFT} "
+                "for drafts",
+            ),
+            (
+                self.format in HEAD_FORMATS and self.target is None,
+                "--target is missing: heads are checked against it, and some formats include its "
+                "linear map to the vocabulary",
+            ),
+            (
+                self.format in (_DRAFT, "vllm") and "eagle" in self.out.lower(),
+                f"--out {self.out}: vLLM takes a folder with 'eagle' in its path for EAGLE; choose "
+                "another name",
+            ),
+            (
+                others and (not out.is_dir() or any(out.iterdir())),
+                f"--out {self.out} has contents that no export wrote; choose a new folder",
+            ),
+        )
 
 
 def export_draft(options: ExportOptions) -> None:
-    """Writes a draft as a Hugging Face folder.
-
-    Raises:
-      ValueError: the draft has no tokenizer, or does not fit `options.target` in an engine.
-    """
+    """Writes a draft as a Hugging Face folder."""
     folder = find_folder(options.model)
     kinds = set()
     for file in weight_files(folder):
@@ -97,25 +102,24 @@ def export_draft(options: ExportOptions) -> None:
 
 
 def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
-    """Checks that the draft has the target's tokens; prints a note if its context is shorter.
-
-    Raises:
-      ValueError: the draft has other tokens, or another number of them.
-    """
-    if draft.model.vocab_size != target.model.vocab_size:
-        raise ValueError(
+    """Checks that the draft has the target's tokens; prints a note if its context is shorter."""
+    assert draft.tokenizer is not None
+    words = target.tokenizer or draft.tokenizer
+    other_size = draft.model.vocab_size != target.model.vocab_size
+    settle(
+        (
+            other_size,
             f"the draft {draft.name!r} has {draft.model.vocab_size} tokens and the target "
             f"{target.name!r} {target.model.vocab_size}; engines need equal numbers: train the "
-            "draft with the target's vocabulary"
-        )
-    assert draft.tokenizer is not None
-    if target.tokenizer and vocabulary_digest(draft.tokenizer) != vocabulary_digest(
-        target.tokenizer
-    ):
-        raise ValueError(
+            "draft with the target's vocabulary",
+        ),
+        (
+            not other_size and vocabulary_digest(draft.tokenizer) != vocabulary_digest(words),
             f"the draft {draft.name!r} has other tokens than the target {target.name!r}, and vLLM "
-            "and TensorRT-LLM would feed it the target's: train a draft with the target's tokenizer"
-        )
+            "and TensorRT-LLM would feed it the target's: train a draft with the target's "
+            "tokenizer",
+        ),
+    )
     if draft.model.max_positions < target.model.max_positions:
         print(
             f"note: the draft reads {draft.model.max_positions} positions and the target "
@@ -140,7 +144,7 @@ def export_heads(options: ExportOptions) -> None:
     write_heads(pathlib.Path(options.out), options.format, heads, matrix)
 
 
-def _check_marks(heads: Heads, target: LanguageModel, name: str) -> None:
+def _check_marks(heads: HeadTensors, target: LanguageModel, name: str) -> None:
     """Raises ValueError for heads that specjax trained for another target of the same shape."""
     vocab, size = target.model.vocab_size, head_matrix(target.params).shape[0]
     marks = tuple(map(float, heads.form.ours.get("target", ())))
@@ -154,8 +158,8 @@ def main(argv: list[str] | None = None) -> None:
     if out.resolve() == pathlib.Path(options.model).resolve():
         raise ValueError(f"--out {options.out} is the folder that is read; choose another one")
     (export_draft if options.format == _DRAFT else export_heads)(options)
-    written = SINGLE if options.format == _DRAFT else FORMATS[options.format].file
-    for file in {row.file for row in FORMATS.values()} - {written}:
+    written = SINGLE if options.format == _DRAFT else HEAD_FORMATS[options.format].file
+    for file in {row.file for row in HEAD_FORMATS.values()} - {written}:
         # Weights of an earlier export: engines would read them too.
         (out / file).unlink(missing_ok=True)
     facts = {"options": dataclasses.asdict(options), "versions": versions()}
@@ -164,7 +168,3 @@ def main(argv: list[str] | None = None) -> None:
         f"{options.format}: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}",
         flush=True,
     )
-
-
-if __name__ == "__main__":
-    run(main)

@@ -11,9 +11,10 @@ import hashlib
 import json
 import pathlib
 
+from specjax._internal.checks import settle
 from specjax.generation import encode_file
 from specjax.models import LanguageModel
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, option
 from specjax.parallel import leader
 from specjax.rules import RULES
@@ -52,14 +53,16 @@ class GenerateOptions(SpeculationOptions, TextOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        if not RULES[self.rule]().exact:
-            raise ValueError(
-                f"--rule {self.rule} changes the distribution: the text would not be the target's"
-            )
-        if bool(self.prompts) == bool(self.data):
-            raise ValueError(
-                "pass --prompts with a file of prompts or --data with folders of text, not both"
-            )
+        settle(
+            (
+                not RULES[self.rule]().exact,
+                f"--rule {self.rule} changes the distribution: the text would not be the target's",
+            ),
+            (
+                bool(self.prompts) == bool(self.data),
+                "pass --prompts with a file of prompts or --data with folders of text, not both",
+            ),
+        )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -113,7 +116,3 @@ def generate(options: GenerateOptions) -> None:
     made = dataset.read_manifest(out)
     counts = f"{made['sequences']} sequences, {made['new_tokens']} new tokens"
     print(f"wrote {out}: {counts}", flush=True)
-
-
-if __name__ == "__main__":
-    run(main)

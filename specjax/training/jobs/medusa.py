@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import cast
@@ -26,9 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax.contract import Cache, Model
 from specjax.decoding import Decoder
 from specjax.files import save
+from specjax.measure import pad
 from specjax.methods import (
     MedusaAdapter,
     MedusaHeads,
@@ -39,7 +40,7 @@ from specjax.methods import (
     save_medusa,
 )
 from specjax.models import LanguageModel, LinenModel, attend, from_function, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, matching, option
 from specjax.parallel import (
     TRAINING_RULES,
@@ -57,25 +58,17 @@ from specjax.training.corpus import starts_of_documents
 from specjax.training.divergences import forward_kl
 from specjax.training.jobs.taught import TaughtJob
 from specjax.training.lock import alone
-from specjax.training.loop import fit, mesh_of_run
+from specjax.training.loop import fit
 from specjax.training.lora import Lora, initial_lora, merge
 from specjax.training.losses import Teacher, against, chunked, cross_entropy, with_cap
-from specjax.training.material import Material, gather, learned
-from specjax.training.measure import pad
+from specjax.training.material import gather, learned
 from specjax.training.mesh import lay_batch
 from specjax.training.ordering import Rows
 from specjax.training.precision import mixed_dot_general
 from specjax.training.record import named, num_params
 from specjax.training.recorded import STATES, Recorded
-from specjax.training.recordings import (
-    RecordedMaterial,
-    TaughtOptions,
-    open_teacher,
-    share_of_answers,
-    target_of,
-)
+from specjax.training.recordings import RecordedMaterial, TaughtOptions, opened, share_of_answers
 from specjax.training.student import read
-from specjax.training.targets import fitted, load_target
 from specjax.training.trees import Batch, Row, Tree
 from specjax.types import ArrayTree, Json, Params
 
@@ -143,28 +136,26 @@ class MedusaOptions(TaughtOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_teacher({"--lora-rank": self.lora_rank}, {"--eval-prompts": self.eval_prompts})
-        if self.self_distil and not self.lora_rank:
-            raise ValueError("--self-distil needs a target that is trained: pass --lora-rank, too")
+        self.check_teacher({"--lora-rank": self.lora_rank}, {})
         least = self.written_prompt + self.num_heads + 2
-        if self.sequence_length < least:
-            raise ValueError(
+        settle(
+            (
+                self.self_distil and not self.lora_rank,
+                "--self-distil needs a target that is trained: pass --lora-rank, too",
+            ),
+            (
+                self.sequence_length < least,
                 f"--sequence-length is {self.sequence_length}; a prompt of {self.written_prompt} "
-                f"tokens and {self.num_heads} heads need {least} or more"
-            )
+                f"tokens and {self.num_heads} heads need {least} or more",
+            ),
+        )
 
 
 def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
-    """Returns the labels of head k (from 0): at position t it learns the token at t + 2 + k.
+    """Returns labels and weights [B, T] of head k (from 0), which learns the token at t + 2 + k.
 
-    Args:
-      tokens: [B, T + 1] a batch.
-      mask: [B, T] 1 where the next token is learned.
-      head: k.
-
-    Returns:
-      Labels [B, T], and weights [B, T]: 1, or 0 where the label is not learned or lies beyond the
-      batch.
+    Of the tokens [B, T + 1] those are learned whose `mask` [B, T] is 1; the weight is 0 elsewhere,
+    and beyond the batch.
     """
     labels = jnp.roll(tokens, -2 - head, axis=1)[:, :-1]
     inside = jnp.arange(labels.shape[1]) < labels.shape[1] - 1 - head
@@ -203,10 +194,6 @@ class TrainMedusa(TaughtJob[MedusaOptions]):
         self.joint = self.options.lora_rank > 0
         self.tied, self.cap = config.tied_embeddings, config.logit_softcap
         self.rates = {"heads": self.options.head_rate, "lora": 1.0} if self.joint else None
-
-    @property
-    def initial(self) -> str | None:
-        return self.options.initial
 
     def init(self) -> Tree:
         heads, params = self.adapter.heads, self.adapter.params
@@ -346,11 +333,7 @@ class TrainMedusa(TaughtJob[MedusaOptions]):
         return rows["drawn"], self._ranks(heads, target, rows["tokens"][:, :-1], rows.get(STATES))
 
     def held_out_ranks(self, heads: Tree, target: Tree) -> np.ndarray:
-        """Returns ranks [M, K] at held-out positions where every head's label is a learned token.
-
-        Raises:
-          ValueError: no such position exists.
-        """
+        """Returns ranks [M, K] at held-out positions where the label of every head is learned."""
         o, parts = self.options, []
         for i in range(o.eval_batches):
             drawn, ranks = self.held_out(i, heads, target)
@@ -385,13 +368,9 @@ class TrainMedusa(TaughtJob[MedusaOptions]):
         return report | self.tau(proposer, Params(target, adapters), {"temperature": 0.0})
 
     @property
-    def facts(self) -> dict[str, Json]:
-        o, config = self.options, self.target.model.module.config
-        models = {
-            "target": named(o.words, config, self.target.num_params),
-            "heads": named(o.initial, self.heads, self.adapter.params),
-        }
-        return {"models": models}
+    def models(self) -> dict[str, dict[str, Json]]:
+        heads = named(self.options.initial, self.heads, self.adapter.params)
+        return {**super().models, "heads": heads}
 
     def goal(self, report: dict[str, float]) -> float:
         """Returns tau where it is measured; else the expected length of the best tree."""
@@ -440,10 +419,8 @@ class TrainMedusa(TaughtJob[MedusaOptions]):
     def _write(self, target: Tree) -> tuple[np.ndarray, np.ndarray]:
         """Lets the target continue held-out prompts greedily.
 
-        On a mesh the number of sequences is rounded up to a multiple of its row parts.
-
-        Returns:
-          Tokens [written_sequences, sequence_length], and the prompts' lengths [written_sequences].
+        Returns the tokens [written_sequences, sequence_length] and the lengths of the prompts.  On
+        a mesh the number of sequences is rounded up to a multiple of its row parts.
         """
         o, parts = self.options, row_parts(self.mesh)
         length, rows = o.sequence_length, -(-o.written_sequences // parts) * parts
@@ -491,15 +468,10 @@ def make_job(options: MedusaOptions) -> TrainMedusa:
     Raises:
       ValueError: options, models and data do not fit together.
     """
-    options.check_source()
-    mesh = mesh_of_run(options)
-    if options.teacher:
-        teacher, end = open_teacher(options, options.isolate_documents, (STATES,)), None
-        target = target_of(teacher, options, mesh)
-        material: Material = RecordedMaterial.of(teacher, share_of_answers(None, teacher))
+    options, target, teacher, mesh = opened(options)
+    if teacher is not None:
+        end, material = None, RecordedMaterial.of(teacher, share_of_answers(None, teacher))
     else:
-        target = load_target(options, "float32", mesh)
-        options = fitted(options, target)
         material = gather(options, target, pathlib.Path(options.out), options.sequence_length)
         if material.text is not None and material.written is not None:
             raise ValueError(
@@ -508,12 +480,5 @@ def make_job(options: MedusaOptions) -> TrainMedusa:
         assert target.tokenizer is not None  # `load_target` has checked it
         end = starts_of_documents(target.tokenizer, options.isolate_documents)
     job = TrainMedusa(options, target, material, first_adapter(options, target), end, mesh=mesh)
-    counts = {"target": target.num_params, "heads": num_params(job.adapter.params)}
-    if job.joint:
-        counts["lora"] = num_params(jax.eval_shape(job.changes))
-    print(f"parameters: {json.dumps(counts)}", flush=True)
+    job.say_sizes(lora=num_params(jax.eval_shape(job.changes)) if job.joint else 0)
     return job
-
-
-if __name__ == "__main__":
-    run(main)

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 
 from specjax.files import find_folder, read_config, read_outline
 from specjax.models import LinenModel, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, inside, option
+from specjax.training import student
 from specjax.training.corpus import Tokens, end_of_text, starts_of_documents
 from specjax.training.dataset import initial_hash
 from specjax.training.lock import alone
@@ -27,14 +28,7 @@ from specjax.training.mesh import lay_batch
 from specjax.training.mixture import DataOptions, Mixture
 from specjax.training.ordering import Rows
 from specjax.training.record import named
-from specjax.training.student import (
-    ModelOptions,
-    check_initial,
-    initial_params,
-    make_model,
-    read,
-    save_student,
-)
+from specjax.training.student import ModelOptions, read
 from specjax.training.tokenising import prepare_all
 from specjax.training.trees import Batch, Row, Tree
 from specjax.types import Json
@@ -93,7 +87,7 @@ class Pretrain:
         return {**self.train.inputs, **initial_hash(weights)}
 
     def init(self) -> Tree:
-        return initial_params(self.model, self.options, self.mesh)
+        return student.initial_params(self.model, self.options, self.mesh)
 
     @functools.cached_property
     def batches(self) -> Rows:
@@ -145,7 +139,7 @@ class Pretrain:
         eos = () if end is None else (end,)
         if start is not None and start.has_weights:
             eos = read_outline(start.folder).eos or eos
-        save_student(folder, self.model, params, self.tokenizer, eos, start=start)
+        student.save_student(folder, self.model, params, self.tokenizer, eos, start=start)
 
 
 def _tokenizer(options: PretrainOptions) -> str | None:
@@ -177,17 +171,13 @@ def make_job(options: PretrainOptions) -> Pretrain:
     start, size = options.start, tokenizer.get_vocab_size()
     if start is not None and start.has_weights:  # its vocabulary may have padding
         size = max(size, read_config(find_folder(start.folder))[2].vocab_size)
-    check_initial(
+    student.check_initial(
         start,
         tokenizer,
         size,
         "the tokenizer of this run",
         "leave out --tokenizer and pass another --out, to go on with its tokens",
     )
-    model = make_model(options, size, options.max_positions)
+    model = student.make_model(options, size, options.max_positions)
     end = starts_of_documents(tokenizer, options.isolate_documents)
     return Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from specjax.generation import read_lines
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import REQUIRED, count, option
 from specjax.training.corpus import TextOptions, held_out_texts, read_documents, too_few
 
@@ -55,11 +55,7 @@ def cut(text: str, characters: int) -> str:
 
 
 def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
-    """Returns `source` and `prompt` of each file, in the order of the corpus.
-
-    Raises:
-      ValueError: `like` names files that are not held out.
-    """
+    """Returns `source` and `prompt` of each file, in the order of the corpus."""
     documents = list(read_documents(options.source))
     chosen = held_out_texts([text for _, text in documents]) if documents else set()
     texts = {_name(path, options.data): text for path, text in documents if text in chosen}
@@ -103,7 +99,3 @@ def main(argv: list[str] | None = None) -> None:
     text = "".join(json.dumps(prompt) + "\n" for prompt in lines)
     pathlib.Path(options.out).write_text(text)
     print(f"wrote {options.out}: {len(lines)} prompts", flush=True)
-
-
-if __name__ == "__main__":
-    run(main)

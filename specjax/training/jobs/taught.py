@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -11,14 +12,15 @@ from jax.sharding import Mesh
 
 from specjax.contract import Proposer
 from specjax.decoding import Decoder
+from specjax.measure import interval, measure
 from specjax.models import LanguageModel
 from specjax.rules import Match
 from specjax.training.dataset import initial_hash
 from specjax.training.material import Material, held_out_prompts, learned
-from specjax.training.measure import measure_tau
+from specjax.training.record import named
 from specjax.training.recordings import TaughtOptions
 from specjax.training.trees import Row, Tree
-from specjax.types import Params
+from specjax.types import Json, Params
 
 OptionsT = TypeVar("OptionsT", bound=TaughtOptions)
 
@@ -51,18 +53,30 @@ class TaughtJob(Generic[OptionsT]):
     @property
     def initial(self) -> str | None:
         """The folder of the weights that the run starts from."""
-        return None
+        return getattr(self.options, "initial", None)
+
+    @property
+    def models(self) -> dict[str, dict[str, Json]]:
+        """The models of the run by their names in `run.json`."""
+        config = self.target.model.module.config
+        return {"target": named(self.options.words, config, self.target.num_params)}
+
+    @property
+    def facts(self) -> dict[str, Json]:
+        return {"models": self.models}
+
+    def say_sizes(self, note: str = "", **more: int) -> None:
+        """Prints the number of parameters of each model, and `more` numbers."""
+        sizes = {name: model["parameters"] for name, model in self.models.items()} | more
+        sizes = {name: size for name, size in sizes.items() if size}
+        print(f"parameters: {json.dumps(sizes)}{note}", flush=True)
 
     @property
     def inputs(self) -> dict[str, str]:
         return {**self.material.inputs, **initial_hash(self.initial)}
 
     def show(self, batch: Row) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens, and which of them are learned, for --show-mask.
-
-        Raises:
-          ValueError: with --online there are no tokens before a step.
-        """
+        """Returns the tokens, and which of them are learned, for --show-mask."""
         if self.options.online:
             raise ValueError("--show-mask: with --online the tokens are written during the step")
         mask = learned(batch["drawn"], self.options.learn_prompts)
@@ -78,11 +92,22 @@ class TaughtJob(Generic[OptionsT]):
     def tau(
         self, proposer: Proposer, params: Params, settings: dict[str, float]
     ) -> dict[str, float]:
-        """Returns tau on held-out prompts with the decoder, if --eval-prompts asks for it."""
+        """Returns tau on held-out prompts with the decoder, if --eval-prompts asks for it.
+
+        These are the tokens per pass of the target, and their interval tau_low, tau_high if there
+        are several prompts.
+        """
         o = self.options
         if not o.eval_prompts:
             return {}
         prompts = self.prompts(o.eval_prompts, o.sequence_length - o.eval_tokens)
         room = max(map(len, prompts)) + o.eval_tokens + proposer.num_nodes
         decoder = Decoder(self.target.model, proposer, Match(), self.target.eos, room)
-        return measure_tau(decoder, params, prompts, o.eval_tokens, settings)
+        rows = min(len(prompts), 8)
+        counts = measure(
+            decoder, params, prompts, o.eval_tokens, batch=rows, settings=settings, seed=0
+        ).counts
+        found = interval(counts.emitted, counts.passes)
+        assert found is not None
+        tau, low, high = found
+        return {"tau": tau} | ({"tau_low": low, "tau_high": high} if len(prompts) > 1 else {})

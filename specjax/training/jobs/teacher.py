@@ -18,14 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax._internal.checks import settle
 from specjax.files import TOKENIZER
 from specjax.models import LinenModel, head_matrix
-from specjax.options.command import parse, run
+from specjax.options.command import parse
 from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
-from specjax.training import recorded, tables
+from specjax.training import recorded, tables, targets
 from specjax.training.corpus import starts_of_documents
-from specjax.training.drafters import KINDS, default_taps
+from specjax.training.drafters import KINDS, check_taps, default_taps
 from specjax.training.lock import alone
 from specjax.training.losses import Teacher, log_target, mapped
 from specjax.training.material import Material, TargetDataOptions, gather
@@ -33,14 +34,7 @@ from specjax.training.mesh import MeshOptions, lay_batch, mesh_of_sizes, mesh_si
 from specjax.training.ordering import Rows, numbered
 from specjax.training.recorded import Request
 from specjax.training.student import read_layers
-from specjax.training.targets import (
-    ServedOptions,
-    ServingOptions,
-    dtype_of,
-    fitted,
-    load_target,
-    reader,
-)
+from specjax.training.targets import ServedOptions, ServingOptions
 from specjax.training.top import top_of
 from specjax.training.trees import Row, Tree
 from specjax.training.written import Written
@@ -69,8 +63,7 @@ class TeacherOptions(MeshOptions, TargetDataOptions, ServingOptions, ServedOptio
         choices=(*KINDS, _HEADS),
     )
     taps: tuple[int, ...] = option(
-        (),
-        "record the last hidden states and the outputs of these layers, too: 0 is the embedding",
+        (), "record the last hidden states and the outputs of these layers, too: 0 is the embedding"
     )
     sequence_length: int = count(512, "tokens per sequence")
     sequences: int = count(
@@ -90,13 +83,17 @@ class TeacherOptions(MeshOptions, TargetDataOptions, ServingOptions, ServedOptio
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.candidates and not self.has_states:
-            raise ValueError("--top 0 records nothing: pass --drafters or --taps, too")
-        if self.has_states and self.dtype == "int8":
-            raise ValueError(
+        settle(
+            (
+                not self.candidates and not self.has_states,
+                "--top 0 records nothing: pass --drafters or --taps, too",
+            ),
+            (
+                self.has_states and self.dtype == "int8",
                 "drafters use matrices of the target, which --dtype int8 has rounded: pass float32 "
-                "or bfloat16"
-            )
+                "or bfloat16",
+            ),
+        )
 
     @property
     def has_states(self) -> bool:
@@ -145,8 +142,8 @@ def main(argv: list[str] | None = None) -> None:
 def record(options: TeacherOptions) -> None:
     """Runs the job in a folder that the caller holds."""
     out, mesh = pathlib.Path(options.out), mesh_of_sizes(mesh_sizes(options))
-    target = load_target(options, options.dtype, mesh)
-    options = fitted(options, target)
+    target = targets.load_target(options, options.dtype, mesh)
+    options = targets.fitted(options, target)
     size, config = target.model.vocab_size, target.model.module.config
     if options.candidates > size:
         raise ValueError(f"--top is {options.candidates}; the target has {size} tokens")
@@ -159,7 +156,7 @@ def record(options: TeacherOptions) -> None:
         hashes=material.inputs,
         settings=options.settings,
         top=options.candidates,
-        dtype=dtype_of(options.dtype),
+        dtype=targets.dtype_of(options.dtype),
         isolate_documents=options.isolate_documents,
         length=options.sequence_length,
         chunk=options.chunk or 64,
@@ -172,7 +169,7 @@ def record(options: TeacherOptions) -> None:
     if not options.chunk and options.has_states:
         most = max(1, min(64, _MOST // request.row_bytes))
         request = dataclasses.replace(request, chunk=most)
-    ask = jax.jit(functools.partial(_said, options, reader(target), request, end))
+    ask = jax.jit(functools.partial(_said, options, targets.reader(target), request, end))
     parts = row_parts(mesh)
     size = -(-options.batch_size // parts) * parts
 
@@ -226,22 +223,9 @@ def _said(
 
 
 def _taps(options: TeacherOptions, layers: int) -> tuple[int, ...]:
-    """Returns the layers whose outputs are recorded, ascending.
-
-    Raises:
-      ValueError: the target lacks one of them.
-    """
+    """Returns the layers whose outputs are recorded, ascending."""
     found = set(options.taps)
     for kind in options.drafters:
         found |= set(default_taps(kind, layers) if kind != _HEADS else ())
-    for tap in found:
-        if not 0 <= tap <= layers:
-            raise ValueError(
-                f"--taps names {tap}, and the target has {layers} layers: 0 is the embedding, and "
-                f"{layers} the output of the last layer"
-            )
+    check_taps(found, layers)
     return tuple(sorted(found))
-
-
-if __name__ == "__main__":
-    run(main)

@@ -266,3 +266,22 @@ def test_int8_is_multiplied_as_int8():
     assert counted.copies == []
     assert counted.bytes["weights"] < 0.55 * wide.bytes["weights"]
     assert counted.bytes["logits"] < 1.2 * wide.bytes["logits"]
+
+
+@pytest.mark.parametrize("chips", (1, 4))
+def test_int4_stays_packed(chips):
+    """A step reads each code and scale once, writes no wide matrix, and a chip holds its share.
+
+    A quarter of these few layers fits into on-chip memory, and stays there from step to step.
+    """
+    made = compiled("none", chips, "int4")
+    counted = traffic(parse(made.text), (CONFIG.vocab_size, CONFIG.vocab_size // chips))
+    read = {name: part for name, part in made.params.target.items() if name != "embedding"}
+    held = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jax.dtypes.itemsize_bits(leaf.dtype) / 8
+        for leaf in jax.tree.leaves(read)
+    )
+    assert counted.copies == []
+    assert counted.bytes["weights"] < 1.05 * held
+    assert chips > 1 or counted.bytes["weights"] > 0.95 * held
+    assert made.predicted_bytes == pytest.approx(made.argument_bytes, rel=0.1)

@@ -1,4 +1,4 @@
-"""Training steps of a plain PyTorch loop, which `train.bench` compares with.
+"""Training steps of a plain PyTorch loop, which `bench.training` compares with.
 
 Needs torch and transformers.  It is the usual loop: full logits, autocast, PyTorch's fused
 cross-entropy and KL divergence, AdamW over float32 masters, clipping.  The models learn the same as

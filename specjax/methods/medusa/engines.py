@@ -1,6 +1,6 @@
 """The formats of Medusa heads that engines read: the file, the tensor names and the configuration.
 
-`Heads` is the common form between two formats.  Its tensors have the names of the authors' code:
+`HeadTensors` is the common form between two formats, with the tensor names of the authors' code:
 
     {head}.{block}.linear.weight [E, E]
     {head}.{block}.linear.bias [E]
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax._internal.checks import settle
 from specjax.files import SINGLE
 
 Config = Mapping[str, Any]
@@ -44,7 +45,7 @@ class Form:
 
 
 @dataclasses.dataclass(frozen=True)
-class Heads:
+class HeadTensors:
     """The tensors of the heads, under the names above."""
 
     form: Form
@@ -52,8 +53,8 @@ class Heads:
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
-    """One row of the table `FORMATS`.
+class HeadFormat:
+    """One row of the table `HEAD_FORMATS`.
 
     Attributes:
       file: name of the file of weights.
@@ -61,7 +62,7 @@ class Format:
       matrix: name of the map to the vocabulary of head h, which follows its n blocks.
       tied: the heads for which a file of version 2 repeats the target's map: none, first or each.
       write: makes the configuration from the form, E and V.
-      read: reads the number of heads, of blocks, and and whether each head has a map of its own.
+      read: reads the number of heads, of blocks, and whether each head has a map of its own.
       refuse: the reason why readers of this format would misread these heads, or None.
     """
 
@@ -71,7 +72,7 @@ class Format:
     tied: str
     write: Callable[[Form, int, int], dict[str, object]]
     read: Callable[[Config], Counts]
-    refuse: Callable[[Heads], str | None] = lambda heads: None
+    refuse: Callable[[HeadTensors], str | None] = lambda heads: None
 
     def names(self, form: Form) -> dict[str, str]:
         """Maps tensor names in the file to those in the docstring of this module."""
@@ -120,28 +121,29 @@ def _write_vllm(form: Form, size: int, vocab: int) -> dict[str, object]:
 
 
 def _read_vllm(config: Config) -> Counts:
-    if config.get("medusa_fc_bias") is not True:
-        raise ValueError(
-            "medusa_fc_bias is not true, so vLLM drops the biases: set it, if they were trained"
-        )
-    if config.get("truncated_vocab_size", config["vocab_size"]) != config["vocab_size"]:
-        raise ValueError(
-            "truncated_vocab_size is smaller than vocab_size; "
-            "specjax reads heads of a whole vocabulary"
-        )
-    if config.get("logit_scale", 1.0) != 1.0:
-        raise ValueError(
-            f"logit_scale is {config['logit_scale']}; specjax reads heads that are not scaled"
-        )
     counts = [
         [config[key] for key in config if "num" in key and word in key]
         for word in ("heads", "layers")
     ]
-    if [len(values) for values in counts] != [1, 1]:
-        raise ValueError(
-            "it must have one key with 'num' and 'heads' in its name, "
-            "and one with 'num' and 'layers'"
-        )
+    scale, has_bias = config.get("logit_scale", 1.0), config.get("medusa_fc_bias") is True
+    size = config["vocab_size"] if has_bias else None
+    settle(
+        (
+            not has_bias,
+            "medusa_fc_bias is not true, so vLLM drops the biases: set it, if they were trained",
+        ),
+        (
+            has_bias and config.get("truncated_vocab_size", size) != size,
+            "truncated_vocab_size is smaller than vocab_size; specjax reads heads of a whole "
+            "vocabulary",
+        ),
+        (scale != 1.0, f"logit_scale is {scale}; specjax reads heads that are not scaled"),
+        (
+            [len(values) for values in counts] != [1, 1],
+            "it must have one key with 'num' and 'heads' in its name, and one with 'num' and "
+            "'layers'",
+        ),
+    )
     return counts[0][0], counts[1][0], not config.get("original_lm_head", False)
 
 
@@ -154,7 +156,7 @@ def _read_optimizer(config: Config) -> Counts:
     return config["medusa"]["num_medusa_heads"], config["medusa"]["num_medusa_layers"], True
 
 
-def _refuse_original(heads: Heads) -> str | None:
+def _refuse_original(heads: HeadTensors) -> str | None:
     """Refuses several blocks: the authors' code repeats one per head, so the last would win."""
     for h, k in itertools.product(range(heads.form.num_heads), range(1, heads.form.num_layers)):
         for kind in ("weight", "bias"):
@@ -167,7 +169,7 @@ def _refuse_original(heads: Heads) -> str | None:
     return None
 
 
-def _refuse_tgi(heads: Heads) -> str | None:
+def _refuse_tgi(heads: HeadTensors) -> str | None:
     if heads.form.own_heads or heads.form.num_layers == 1:
         return None
     layers = heads.form.num_layers
@@ -175,17 +177,17 @@ def _refuse_tgi(heads: Heads) -> str | None:
 
 
 _BLOCK, _MATRIX = "{h}.{l}.linear", "{h}.{n}.weight"
-FORMATS = {
-    "specjax": Format(_SAFE, _BLOCK, _MATRIX, "none", _write_original, _read_medusa),
-    "original": Format(
+HEAD_FORMATS = {
+    "specjax": HeadFormat(_SAFE, _BLOCK, _MATRIX, "none", _write_original, _read_medusa),
+    "original": HeadFormat(
         _SAFE, _BLOCK, _MATRIX, "none", _write_original, _read_medusa, _refuse_original
     ),
-    "vllm": Format(
+    "vllm": HeadFormat(
         SINGLE, "blocks.{h}.layers.{l}", "lm_heads.{h}.weight", "first", _write_vllm, _read_vllm
     ),
-    "tgi": Format(_SAFE, _BLOCK, _MATRIX, "none", _write_tgi, _read_medusa, _refuse_tgi),
-    "tensorrt-llm": Format(_PICKLE, _BLOCK, _MATRIX, "each", _write_medusa, _read_medusa),
-    "model-optimizer": Format(
+    "tgi": HeadFormat(_SAFE, _BLOCK, _MATRIX, "none", _write_tgi, _read_medusa, _refuse_tgi),
+    "tensorrt-llm": HeadFormat(_PICKLE, _BLOCK, _MATRIX, "each", _write_medusa, _read_medusa),
+    "model-optimizer": HeadFormat(
         SINGLE,
         f"medusa_heads.{_BLOCK}",
         f"medusa_heads.{_MATRIX}",
@@ -194,3 +196,4 @@ FORMATS = {
         _read_optimizer,
     ),
 }
+"""The formats by their names on the command line."""

@@ -15,29 +15,11 @@ from jax import Array
 
 from specjax import tree
 from specjax.decoding import Decoder
-from specjax.measure import interval
-from specjax.options.fields import Options, count
 from specjax.parallel import mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params
 
 _SMALLEST_WIDTH = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationOptions(Options):
-    """What an evaluation reads of held-out data."""
-
-    group = "evaluation"
-
-    eval_batches: int = count(8, "held-out batches per evaluation")
-    eval_prompts: int = count(
-        0,
-        "held-out prompts on which tau of a chain of drafts is measured with the decoder, and of "
-        "drafters and heads greedily; 0: none",
-        0,
-    )
-    eval_tokens: int = count(64, "new tokens for each of them")
 
 
 @struct.dataclass
@@ -145,24 +127,3 @@ def measure(
         tokens += [written[row, lengths[row] : ends[row]].tolist() for row in range(rows)]
     joined = jax.tree.map(lambda *x: np.concatenate(x), *counts)
     return Measured(joined, np.array(seconds), np.arange(len(prompts)) // batch, tokens)
-
-
-def measure_tau(
-    decoder: Decoder,
-    params: Params,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    settings: Mapping[str, float],
-) -> dict[str, float]:
-    """Returns the metrics tau, the tokens per pass of the target, and tau_low, tau_high.
-
-    One prompt has no interval.
-    """
-    rows = min(len(prompts), 8)
-    counts = measure(
-        decoder, params, prompts, new_tokens, batch=rows, settings=settings, seed=0
-    ).counts
-    tau = interval(counts.emitted, counts.passes)
-    assert tau is not None
-    value, low, high = tau
-    return {"tau": value} | ({"tau_low": low, "tau_high": high} if len(prompts) > 1 else {})
