@@ -430,7 +430,12 @@ def test_schemas(port):
 
 def test_openai_client(port):
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    url = f"http://127.0.0.1:{port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        _ask_as_openai(openai, client)
+
+
+def _ask_as_openai(openai, client):
     assert client.models.list().data[0].id == "target"
     wanted = plain().text[0]
     answer = client.completions.create(model="target", **ASK)
