@@ -23,7 +23,7 @@ from bench.gpu.described import devices_of
 from bench.gpu.programs import WHOLE_LOOP, GpuProgram, compile_for_gpu
 from specjax import Decoder, Params, TransformerConfig, sampling
 from specjax.caches import kv
-from specjax.models import products, transformer
+from specjax.models import attention, products, transformer
 
 CONFIG = TransformerConfig(
     vocab_size=32768,
@@ -47,12 +47,12 @@ MOST = {
     ("ngram", 8): (1, 117),
     ("tree", 1): (1, 360),
     ("tree", 8): (1, 390),
-    ("eagle3", 1): (1, 473),
-    ("eagle3", 8): (1, 462),
-    ("dflash", 1): (1, 312),
-    ("dflash", 8): (1, 322),
-    ("mtp-1", 1): (1, 210),
-    ("mtp-1", 8): (1, 206),
+    ("eagle3", 1): (1, 397),
+    ("eagle3", 8): (1, 400),
+    ("dflash", 1): (1, 292),
+    ("dflash", 8): (1, 316),
+    ("mtp-1", 1): (1, 177),
+    ("mtp-1", 8): (1, 181),
 }
 """(drafter, rows) -> the most waits of the host and launches of a step, with all filters on."""
 
@@ -151,3 +151,9 @@ def test_a_loop_in_the_filters_is_seen(monkeypatch):
 def test_writes_of_single_rows_are_seen(monkeypatch):
     step = changed(monkeypatch, kv, "by_platform", 8)
     assert step.launches[1] > MOST["none", 8][1] + 20
+
+
+@pytest.mark.slow
+def test_attention_of_several_kernels_is_seen(monkeypatch):
+    step = changed(monkeypatch, attention, "on_cuda", 1)
+    assert step.launches[1] > MOST["none", 1][1]
