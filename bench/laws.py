@@ -4,13 +4,16 @@ The auditor compares each proposer with a reference that reads whole texts anew,
 cache with plain decoding at the width of its step.  Then one prompt and one key are decoded
 with every number of drafts at that width, which must give one text.  Passes of other widths may
 give other texts in bfloat16, so these texts are only counted.  The exit status is 1 if a promise is
-broken.
+broken.  Where attention is a kernel of our own, its logits and its time are printed beside those of
+XLA's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import sys
+import time
 from collections.abc import Sequence
 
 import jax
@@ -20,9 +23,10 @@ from bench.command import run
 from bench.weights import SIZES, Pair, random_on_device
 from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling, audit, make_key
 from specjax.contract import Proposer
+from specjax.models import attend
 from specjax.options import fields
 from specjax.options.command import parse
-from specjax.types import Arrays
+from specjax.types import Arrays, DecodeState
 
 _PROMPTS, _LENGTH = 4, 16
 
@@ -67,6 +71,7 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{name}: {report}\n  0 to {gamma} drafts, one key: {verdict}\n")
             passed = passed and report.passed and same
     print(of_all_widths(pair, prompts, arguments.num_drafts, arguments.new_tokens))
+    print(of_attention(pair, prompts, arguments.new_tokens))
     sys.exit(not passed)
 
 
@@ -108,6 +113,35 @@ def of_all_widths(pair: Pair, prompts: np.ndarray, lookaheads: Sequence[int], ne
     return "\n".join(lines)
 
 
+def of_attention(pair: Pair, prompts: np.ndarray, new: int) -> str:
+    """The logits of a verification, and the time of a step, with our attention and with XLA's."""
+    model, made = pair.target.model, pair.target.model.module.attend
+    if made is attend:
+        return "attention is XLA's here"
+    logits, times = [], []
+    for form in (made, attend):
+        other = dataclasses.replace(model, module=model.module.clone(attend=form))
+        decoder = Decoder(other, NoProposer(5), Match(), (), 256)
+        params = Params(pair.target.params)
+        state = _prefilled(decoder, params, prompts, new, np.arange(len(prompts)))
+        proposal, state = decoder.propose(params, state)
+        logits.append(np.asarray(decoder.verify(params, state, proposal).output.logits[:, 0]))
+        seconds = []
+        for _ in range(5):
+            state = jax.block_until_ready(
+                _prefilled(decoder, params, prompts, new, np.arange(len(prompts)))
+            )
+            began = time.perf_counter()
+            jax.block_until_ready(decoder.run(params, state, new))
+            seconds.append((time.perf_counter() - began) / new)
+        times.append(1000 * statistics.median(seconds[1:]))
+    difference = np.abs(logits[0] - logits[1]).max() / np.ptp(logits[1])
+    return (
+        f"attention in a kernel: {times[0]:.2f} ms a step of 5 nodes, XLA's {times[1]:.2f} ms; the "
+        f"logits differ by {difference:.1e} of their range"
+    )
+
+
 def _decode(
     decoder: Decoder,
     params: Params,
@@ -117,15 +151,26 @@ def _decode(
     num_drafts: np.ndarray | None = None,
 ) -> np.ndarray:
     """New tokens [B, new] at temperature 1, drawn with the keys of the numbers `keys` [B]."""
+    state = _prefilled(decoder, params, prompts, new, keys, num_drafts)
+    return np.asarray(decoder.run(params, state).tokens)[
+        :, prompts.shape[1] : prompts.shape[1] + new
+    ]
+
+
+def _prefilled(
+    decoder: Decoder,
+    params: Params,
+    prompts: np.ndarray,
+    new: int,
+    keys: np.ndarray,
+    num_drafts: np.ndarray | None = None,
+) -> DecodeState:
     lengths = np.full(len(prompts), prompts.shape[1], np.int32)
-    state = decoder.prefill(
+    return decoder.prefill(
         params, prompts, lengths, limit=lengths + np.int32(new),
         sampling=Sampling.create(len(prompts), 1.0), key=jax.vmap(make_key)(keys),
         num_drafts=num_drafts,
     )  # fmt: skip
-    return np.asarray(decoder.run(params, state).tokens)[
-        :, prompts.shape[1] : prompts.shape[1] + new
-    ]
 
 
 if __name__ == "__main__":

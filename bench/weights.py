@@ -14,7 +14,7 @@ from flax.traverse_util import unflatten_dict
 
 import specjax
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
-from specjax.models import FAMILIES
+from specjax.models import FAMILIES, attend_on
 
 # Hidden size, MLP size, layers, heads, key heads; of the target, then of its draft.
 SIZES = {
@@ -100,7 +100,8 @@ def random_on_device(size: str, vocab_size: int, dtype: str) -> Pair:
         for row in FAMILIES["llama"].tensors(config):
             leaf = jnp.from_dlpack(tensors[row.name].detach())
             params[row.path] = jnp.array(leaf.T if row.transpose else leaf, copy=True)
-        model = LinenModel(Transformer(config), jnp.dtype(dtype))
+        network = Transformer(config, attend=attend_on(jax.devices()[0]))
+        model = LinenModel(network, jnp.dtype(dtype))
         ours.append(LanguageModel(model, unflatten_dict(params), None, (), f"{size} {role}"))
     return Pair(ours[0], ours[1], peers.__getitem__)
 
