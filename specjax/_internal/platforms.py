@@ -95,9 +95,22 @@ def on_cuda(cuda: Callable[..., _T], other: Callable[..., _T], *operands: object
 
 def runs_triton(device: Device) -> bool:
     """Returns whether XLA compiles Triton for a device: an NVIDIA GPU from compute capability 8."""
+    return _cuda_generation(device) >= 8
+
+
+def widens_bfloat16(device: Device) -> bool:
+    """Returns whether a device is an NVIDIA GPU that cannot multiply bfloat16, such as a T4.
+
+    XLA converts all weights to float32 there in every step.
+    """
+    return 0 < _cuda_generation(device) < 8
+
+
+def _cuda_generation(device: Device) -> int:
+    """Returns the major compute capability of an NVIDIA GPU; 0 for another device."""
     capability = str(getattr(device, "compute_capability", ""))  # "gfx942" of an AMD GPU
     major = capability.partition(".")[0]
-    return device.platform in ("gpu", "cuda") and major.isdigit() and int(major) >= 8
+    return int(major) if device.platform in ("gpu", "cuda") and major.isdigit() else 0
 
 
 _shaped_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("shaped_for", default=None)

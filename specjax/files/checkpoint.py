@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -24,7 +25,7 @@ from jax.typing import DTypeLike
 
 from specjax._internal.checks import chosen, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
-from specjax._internal.platforms import default_devices
+from specjax._internal.platforms import Device, default_devices, widens_bfloat16
 from specjax.files.config import read_config, text_config
 from specjax.files.folder import (
     CONFIG,
@@ -136,9 +137,7 @@ def load(
             'dtype="int4" holds matrices packed and dequantise=True does not; leave one of them out'
         )
     dtype = None if in_int4 else dtype
-    dtype = check_dtype(
-        ("float32" if platform == "cpu" else "bfloat16") if dtype is None else dtype
-    )
+    dtype = check_dtype(_usual_dtype(device) if dtype is None else dtype)
     chosen("precision", precision, (None, *PRECISIONS))
     folder = find_folder(path, revision)
     adapter = None if lora is None else open_lora(lora)
@@ -324,6 +323,19 @@ def save(
         files |= _configs(model, family, written.name, packed)
         for name, content in files.items():
             (new / name).write_bytes(content)
+
+
+def _usual_dtype(device: Device) -> str:
+    """Returns the dtype of weights on a device, and warns where it is slow."""
+    if device.platform == "cpu":
+        return "float32"
+    if widens_bfloat16(device):
+        warnings.warn(
+            "this GPU has no products of bfloat16, so XLA converts all weights in every step: "
+            'pass dtype="float16" if the numbers of the model stay below 65504',
+            stacklevel=3,
+        )
+    return "bfloat16"
 
 
 def check_dtype(dtype: DTypeLike) -> np.dtype:

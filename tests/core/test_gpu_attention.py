@@ -3,6 +3,7 @@ reads, and where it is taken."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from attention_kernels import drawn, mask
 
 from specjax import kernels
+from specjax.files.checkpoint import _usual_dtype
 from specjax.kernels import gpu_attention
 from specjax.models import attend, attend_on, cpu_attend, gpu_attend
 
@@ -107,3 +109,8 @@ def test_a_model_on_one_device_has_its_form(platform, capability, form):
     device: Any = types.SimpleNamespace(platform=platform, compute_capability=capability)
     assert attend_on(device) is form
     assert attend_on(None) is attend
+    warned = contextlib.nullcontext()
+    if capability == "7.5":
+        warned = pytest.warns(UserWarning, match="this GPU has no products of bfloat16")
+    with warned:
+        assert _usual_dtype(device) == ("float32" if platform == "cpu" else "bfloat16")
