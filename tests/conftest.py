@@ -34,7 +34,7 @@ from tiers import pytest_addoption, pytest_configure  # noqa: F401 - hooks of py
 
 import specjax
 
-collect_ignore = ["process/tpu"]  # see tests/process/tpu/conftest.py
+collect_ignore = ["process/gpu", "process/tpu"]  # see their conftest.py
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_default_matmul_precision", "float32")

@@ -212,6 +212,8 @@ STEADY = {
     "deepseek_v3": {"first_k_dense_replace": 2},
     "mistral4": {"first_k_dense_replace": 2},
     "kimi_linear": {"mlp_layer_types": ["dense"] * 3},
+    "lfm2_moe": {"num_experts_per_tok": 5},  # all of them
+    "minimax_m2": {"num_experts_per_tok": 6},
     "phimoe": {"router_jitter_noise": 1.0},  # all logits are near, so that none enters or leaves
 }
 """In so small a model of these families bfloat16 changes which experts are the best of a token, in

@@ -60,9 +60,9 @@ class Nested:
         kind = inner.get("model_type", next(iter(self.families)))
         made = {**self.defaults, **inner}
         made["model_type"] = self.families[one_of(self.families).of(f"{_TEXT}: model_type", kind)]
-        # The outer flag counts, as in transformers, unless only the inner one is true.
+        # The outer flag counts, as in transformers.
         tied = [c[_TIED] for c in (config, inner) if c.get(_TIED) is not None]
-        made[_TIED] = self.tied if not tied else tied[0] or tied[-1]
+        made[_TIED] = tied[0] if tied else self.tied
         made |= {name: config[name] for name in _IDS if config.get(name) is not None}
         check_fields(made)
         return _plain_rope(made)
