@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
 
     def chain(x: Array, number: int) -> Array:
         for n in range(o.kernels):
-            # Of another size each, since XLA shares the kernels of equal operations.
+            # Each array has another size, since XLA shares the kernels of equal operations.
             x = jax.lax.optimization_barrier(jnp.cumsum(x[:-1]) * (n + 1 + number))
         return x
 

@@ -30,7 +30,8 @@ def keep_compiled(environ: MutableMapping[str, str] = os.environ) -> pathlib.Pat
         stands, and `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
 
     Returns:
-      The folder; None if the user has chosen another, or if it cannot be written.
+      The folder of the compiled programs; None if the user has chosen another one, or if it cannot
+      be written.
     """
     if "JAX_COMPILATION_CACHE_DIR" in environ:
         return None

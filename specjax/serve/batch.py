@@ -99,8 +99,9 @@ class Device:
         self._recorded = jax.jit(_recorded)
         self._copy = jax.jit(self._copied)
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
-        self._either = jax.jit(lambda w, one, two: self._places.rows(jnp.where(w, one, two)))
-        self._resumed = jax.jit(lambda w, a, b: self._places.rows(jnp.where(w, a, b)))
+        self._resumed = jax.jit(
+            lambda waiting, before, done: self._places.rows(jnp.where(waiting, before, done))
+        )
         self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
         self._decoders = {
             width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))

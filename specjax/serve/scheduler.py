@@ -1,6 +1,6 @@
 """`Scheduler`: the thread of an engine, which reads prompts, runs steps and delivers tokens.
 
-    queue -> one prompt that is read, a chunk a turn -> a slot of the batch -> the handle
+    queue -> one prompt that is read in chunks -> a slot of the batch -> the handle
 
 A turn reads chunks of prompts and then runs a few steps of the batch.  While texts are written it
 reads for at most one and a half times what a turn without reading takes, but always one chunk, so

@@ -73,7 +73,7 @@ def test_the_ranges_are_those_of_a_scan(size):
         places[rng.integers(len(places))][0] if index % 2 else tuple(rng.integers(0, 6, 9))
         for index in range(40)
     ]
-    # Two contexts that differ only in the last token by which positions are sorted.
+    # These two contexts differ only in the last token by which positions are sorted.
     drawn += [tuple(text[11 : 11 + DEPTH][::-1]) for text in texts[-4:-2]]
     for some in drawn:
         low, high, at = map(np.asarray, find(arrays, padded(some)))

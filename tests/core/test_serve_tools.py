@@ -85,7 +85,7 @@ def test_what_a_model_wrote_is_read(template, text, left, calls):
     assert tools.read(text) == (left, calls)
     shown = ""
     for end in range(len(text) + 1):
-        now = text[: tools.settled(text[:end])]
+        now = text[: tools.form.settled(text[:end])]
         assert now.startswith(shown) or len(now) < len(shown)
         shown = max(shown, now, key=len)
         assert left.startswith(shown)

@@ -219,7 +219,7 @@ class Service:
             counts[index] += len(new.tokens)
             texts[index] += new.text
             known = writer.asked.tools
-            now = len(texts[index]) if known is None else known.settled(texts[index])
+            now = len(texts[index]) if known is None else known.form.settled(texts[index])
             shown, sent[index] = texts[index][sent[index] : now], max(now, sent[index])
             chunk = writer.increment(index, new, shown)
             if options is not None and options.continuous_usage_stats:

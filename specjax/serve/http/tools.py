@@ -42,8 +42,8 @@ class Form:
     closes: str
     key: str | None
 
-    def held(self, text: str) -> int:
-        """Returns where the part of an unfinished text begins that may belong to a call."""
+    def settled(self, text: str) -> int:
+        """Returns how many characters of an unfinished text cannot belong to a call."""
         if not self.opens:
             return 0 if text.lstrip()[:1] in ("", "{") else len(text)
         at = text.find(self.opens)
@@ -107,10 +107,6 @@ class Tools:
         before = f"{form.opens}\n" if form.opens else ""
         after = f"\n{form.closes}" if form.closes else ""
         return JSONSchema({"anyOf": calls}, before=before, after=after)
-
-    def settled(self, text: str) -> int:
-        """Returns how many characters of an unfinished text belong to no call."""
-        return self.form.held(text)
 
     def read(self, text: str) -> tuple[str, list[Call]]:
         """Returns the text of a finished answer without its calls, and the calls.

@@ -36,7 +36,7 @@ def plan(kind: str, options: Sizes, target: TransformerConfig, mask_token: int) 
 def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
     """Returns the layers that a kind reads by default of a target with `num_layers` layers.
 
-    They lie from low to high, the last one included, each at most once.
+    The numbers rise, the last layer is among them, and none occurs twice.
     """
     count = min(METHODS[kind].num_taps, num_layers)
     if count == 1:

@@ -181,8 +181,9 @@ def initial_params(
 ) -> Tree:
     """Returns the parameters of the folder `--initial` in float32.
 
-    Raises ValueError if it holds a drafter of another kind, shape or vocabulary than `mine`, with
-    `to_draft` [V]: the drafter's id of each token, or -1; None if it knows all tokens.
+    `to_draft` [V] is the drafter's id of each token, or -1; it is None if the drafter knows all
+    tokens.  If the folder's drafter has another kind, shape or vocabulary than `mine`, this raises
+    ValueError.
     """
     folder = options.initial
     assert folder is not None

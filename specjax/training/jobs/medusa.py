@@ -154,8 +154,8 @@ class MedusaOptions(TaughtOptions):
 def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
     """Returns labels and weights [B, T] of head k (from 0), which learns the token at t + 2 + k.
 
-    Of the tokens [B, T + 1] those are learned whose `mask` [B, T] is 1; the weight is 0 elsewhere,
-    and beyond the batch.
+    A token of `tokens` [B, T + 1] is learned where `mask` [B, T] is 1.  The weight of the others is
+    0, and so is that of labels beyond the batch.
     """
     labels = jnp.roll(tokens, -2 - head, axis=1)[:, :-1]
     inside = jnp.arange(labels.shape[1]) < labels.shape[1] - 1 - head

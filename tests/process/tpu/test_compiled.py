@@ -272,7 +272,8 @@ def test_int8_is_multiplied_as_int8():
 def test_int4_stays_packed(chips):
     """A step reads each code and scale once, writes no wide matrix, and a chip holds its share.
 
-    A quarter of these few layers fits into on-chip memory, and stays there from step to step.
+    On four chips a chip's share of these few layers fits into its on-chip memory, and stays there
+    from step to step.
     """
     made = compiled("none", chips, "int4")
     counted = traffic(parse(made.text), (CONFIG.vocab_size, CONFIG.vocab_size // chips))
