@@ -30,9 +30,9 @@ from specjax.caches import (
     WindowedCache,
     Written,
 )
+from specjax.models import feed_forward
 from specjax.models.attention import attend, cpu_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.feed_forward import MLP, Experts
 from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
 from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.per_layer import Embedded, PerLayerInput
@@ -111,15 +111,15 @@ class Layer(nn.Module):
             return x, written
         sparse, single = c.is_sparse(self.index), self.attend is cpu_attend
         if sparse and not c.experts_beside:
-            mlp = Experts(c, self.dense, single, name="mlp")
+            mlp = feed_forward.Experts(c, self.dense, single, name="mlp")
         else:
-            mlp = MLP(c, self.dense, c.mlp_size_of(self.index), name="mlp")
+            mlp = feed_forward.MLP(c, self.dense, c.mlp_size_of(self.index), name="mlp")
         if mixed is not None and order in ("parallel", "shared"):
             read = normed if order == "shared" else norm("mlp_norm", x)
             return x + branch(mixed) + branch(mlp(read)), written
         added = mlp(norm("mlp_norm", x) if before else x)
         if sparse and c.experts_beside:
-            experts = Experts(c, self.dense, single, name="experts")
+            experts = feed_forward.Experts(c, self.dense, single, name="experts")
             chosen = norm("experts_post_norm", experts(norm("experts_norm", x), x))
             added = norm("mlp_own_norm", added) + chosen
         x = x + branch(norm("mlp_post_norm", added) if after else added)
