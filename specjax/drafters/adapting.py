@@ -105,8 +105,9 @@ def automatic(
 
 def expecting(num_drafts: int) -> Proposer:
     """Returns a proposer for rows with expected texts, in which it looks up where a row differs."""
+    last = Aligned(num_drafts)
     found = FirstOf(Aligned(num_drafts, agreed=True), NGram(num_drafts))
-    return FirstOf(found, Aligned(num_drafts))
+    return FirstOf(found, last, last.narrower)
 
 
 def _own_layer(target: LanguageModel) -> Drafter | None:

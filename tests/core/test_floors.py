@@ -45,6 +45,7 @@ FLOORS = {
         "specjax.auditing",
         "specjax.datastores",
         "specjax.overlap",
+        "specjax.rollouts",
         "specjax.serve",
         "specjax",
     ],

@@ -32,10 +32,14 @@ class FirstOf(
 
     If only one of the two returns logits, the drafts of the other are point masses.  They get
     logits that put all mass on one token.
+
+    `widths` are the numbers of tokens that the target may read of a row, ascending and below
+    `num_nodes`; by default those that both proposers have.
     """
 
     first: Proposer[_FirstParamsT, _FirstT]
     second: Proposer[_SecondParamsT, _SecondT]
+    widths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         cure = "a proposer; if it has weights, pass specjax.first_of(first, second) as drafter="
@@ -61,6 +65,7 @@ class FirstOf(
                 "target; give both the same taps",
             ),
         )
+        shared = tuple(sorted(set(self.first.narrower) & set(self.second.narrower)))
         self.declare(
             num_nodes=max(part.num_nodes for part in parts),
             max_depth=self.first.max_depth,
@@ -68,7 +73,7 @@ class FirstOf(
             taps=self.first.taps or self.second.taps,
             point_mass=all(part.point_mass for part in parts),
             asks_draft=any(part.asks_draft for part in parts),
-            narrower=tuple(sorted(set(self.first.narrower) & set(self.second.narrower))),
+            narrower=shared if self.widths is None else self.widths,
             reads_documents=any(part.reads_documents for part in parts),
         )
 

@@ -1,0 +1,27 @@
+"""The example of reinforcement learning: drafts change no token, reward or weight."""
+
+import pytest
+
+from examples import grpo
+
+OPTIONS = ["--prompts", "2", "--new-tokens", "16", "--steps-per-epoch", "1", "--steps"]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return grpo.main([*OPTIONS, "3", "--learning-rate", "1e-6"])
+
+
+def test_drafts_change_nothing(whole):
+    """Old rollouts are drafts for fresh keys: the weights have the same bits without them."""
+    plain = grpo.main([*OPTIONS, "3", "--learning-rate", "1e-6", "--no-drafts"])
+    assert plain["rewards"] == whole["rewards"] and plain["weights"] == whole["weights"]
+    assert plain["tokens_per_pass"] == 1.0 < whole["tokens_per_pass"]
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(whole, tmp_path):
+    out = ["--learning-rate", "1e-6", "--out", str(tmp_path)]
+    first = grpo.main([*OPTIONS, "2", *out])
+    rest = grpo.main([*OPTIONS, "3", *out])
+    assert [*first["rewards"], *rest["rewards"]] == whole["rewards"]
+    assert rest["weights"] == whole["weights"]
