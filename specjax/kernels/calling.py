@@ -10,6 +10,8 @@ import jax
 from llvmlite import binding, ir
 
 from specjax.kernels.attending import Attention
+from specjax.kernels.codes import Codes
+from specjax.kernels.coding import Coding
 from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.sharing import Work, handler
@@ -29,6 +31,11 @@ def stacked(dtype: str) -> str:
     """Returns the name as `product`, for products with one matrix of a stack."""
     work = Product(STACKED[dtype], machine(), stacked=True)
     return _registered(f"specjax_few_rows_of_a_stack_{dtype}", work)
+
+
+def codes(dtype: str, coding: Coding) -> str:
+    """Returns the name as `product`, for products with codes that have scales."""
+    return _registered(coding.name, Codes(coding, machine()))
 
 
 def attention(dtype: str, dim: int, capped: bool) -> str:

@@ -121,6 +121,12 @@ class Emitter:
         """Returns a vector of `lanes` float32 numbers that are the same."""
         return ir.Constant(ir.VectorType(FLOAT, lanes), [value] * lanes)
 
+    def looked_up(self, table: Value, codes: Value) -> Value:
+        """Returns the numbers of a vector of 16 at the lowest 4 bits of each code (AVX-512)."""
+        kind = table.type
+        look = self._intrinsic("x86.avx512.permvar.sf.512", kind, [kind, codes.type])
+        return self.b.call(look, [table, codes])
+
     def larger(self, x: Value, y: Value) -> Value:
         """Returns the larger one, lane by lane; y where x is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)

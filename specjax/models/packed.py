@@ -29,6 +29,7 @@ from jax import Array
 from jax.lax import DotDimensionNumbers
 from jax.typing import DTypeLike
 
+from specjax import kernels
 from specjax._internal.platforms import on_cpu
 from specjax.types import Weights
 
@@ -204,7 +205,9 @@ def _product(
 
     def cpu(x: Array, packed: Packed) -> Array:
         rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-        if alone:
+        if alone and (coding := _coding(x, packed)) is not None:
+            y = _few_rows(coding, x, packed, number)
+        elif alone:
             y = _in_tiles(rows, packed, x.dtype, number)
         else:
             y = _multiplied(rows, one(packed), x.dtype, True, jnp.float32)
@@ -234,6 +237,33 @@ def _widened_groups(packed: Packed) -> Array:
         wide = wide - packed.zeros.astype(jnp.float32)[..., None, :]
     wide = wide * scales[..., None, :]
     return wide if packed.least is None else wide - packed.least[..., None, :]
+
+
+def _coding(x: Array, packed: Packed) -> kernels.Coding | None:
+    """Returns the layout of the codes if there is a kernel for x and them."""
+    rows = x.size // x.shape[-1]
+    scales = packed.scales
+    if packed.least is not None or packed.whole is not None:
+        return None
+    coding = kernels.coding_of(
+        packed.codes, scales, packed.zeros, inputs=packed.inputs, group=packed.group,
+        offset=packed.offset, pairs=packed.pairs, fp4=packed.fp4,
+    )  # fmt: skip
+    return coding if kernels.takes_codes(rows, coding) else None
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _few_rows(coding: kernels.Coding, x: Array, packed: Packed, number: Array | None) -> Array:
+    """Computes x times the matrix in float32, with a kernel."""
+    return kernels.few_rows_of_codes(coding, x, packed.codes, packed.scales, packed.zeros, number)
+
+
+@_few_rows.defjvp
+def _(coding: kernels.Coding, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    x, packed, number = primals
+    rows = tangents[0].reshape(-1, x.shape[-1]).astype(jnp.float32)
+    y = _few_rows(coding, x, packed, number)
+    return y, _in_tiles(rows, packed, jnp.float32, number).reshape(y.shape)
 
 
 def _in_tiles(x: Array, packed: Packed, rounded: DTypeLike, number: Array | None) -> Array:
