@@ -102,9 +102,16 @@ def check(case: Case, rows: tuple[int, ...]):
         ]
 
     x = np.random.default_rng(1).normal(size=(16, case.inputs)).astype(np.float32)
+    x[4], x[5, 1] = 0, 1e4
+    x[6] *= 1e-20
     whole, *firsts, middle = map(np.asarray, all_and_some(x))
     exact = x.astype(np.float64) @ made.wide
-    assert np.abs(whole - exact).max() <= 1e-6 * np.abs(exact).max()
+    assert (np.abs(whole - exact).max(1) <= 1e-6 * np.abs(exact).max(1)).all()
     for count, some in zip(rows, firsts, strict=True):
         assert some.tobytes() == whole[:count].tobytes()
     assert middle.tobytes() == whole[9:11].tobytes()
+    x[3, 5], x[9, 7] = np.nan, np.inf
+    spoilt = np.asarray(all_and_some(x)[0])
+    assert not np.isfinite(spoilt[[3, 9]]).any(), "a number that is not finite was lost"
+    others = np.delete(np.arange(16), [3, 9])
+    assert spoilt[others].tobytes() == whole[others].tobytes()

@@ -37,6 +37,19 @@ def lanes() -> int:
 
 
 @functools.cache
+def tiles() -> bool:
+    """Returns whether this processor multiplies tiles of bytes (AMX)."""
+    if not usable():
+        return False
+    try:
+        from specjax.kernels import calling  # needs llvmlite
+
+        return calling.tiles()
+    except Exception:  # as for `lanes`
+        return False
+
+
+@functools.cache
 def made(kind: str, dtype: str, *others: Hashable) -> str | None:
     """Returns the name of a kernel that a function of `calling` makes, or None."""
     if not usable():

@@ -23,7 +23,7 @@ from specjax.kernels.columns import share_of
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Machine
 
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The numbers of e2m1 that are not negative."""
 
 _SHARES = 2
@@ -73,8 +73,11 @@ class Codes:
         function.linkage = "internal"
         for pointer in function.args[: self.buffers]:
             pointer.add_attribute("noalias")
-        _Part(self, function).write_all()
+        self.write_part(function)
         return function
+
+    def write_part(self, function: ir.Function) -> None:
+        _Part(self, function).write_all()
 
 
 _KINDS = {"float32": FLOAT, "bfloat16": INT16, "float16": ir.HalfType(), "uint8": INT8}
@@ -87,13 +90,12 @@ def _like(value: Value, kind: ir.Type) -> Any:
     return ir.VectorType(kind, value.type.count) if many else kind
 
 
-class _Part:
-    """Writes the instructions of one part."""
+class Beside:
+    """Reads the arguments of a part, and what lies beside the codes: scales and zeros."""
 
     def __init__(self, work: Codes, function: ir.Function) -> None:
         self.coding, self.machine = work.coding, work.machine
-        self.lanes, self.emit = work.coding.lanes, Emitter(function)
-        self.vector = ir.VectorType(FLOAT, self.lanes)
+        self.emit = Emitter(function)
         b: Any = self.emit.b
         self.b = b
         self.x, codes, scales, *zeros, number, self.y = function.args[: work.buffers]
@@ -107,6 +109,70 @@ class _Part:
         self.scales = b.gep(scales, [b.mul(before, self.groups)])
         self.zeros = b.gep(zeros[0], [b.mul(before, self.groups)]) if zeros else None
         self.first, self.last = share_of(self.emit, self.outputs, part, parts)
+        # Products of whole numbers have a code of 4 bits less 8.
+        self.rest = self.coding.offset - (8 if self.signs_codes else 0)
+
+    @property
+    def signs_codes(self) -> bool:
+        """Returns whether codes of 4 bits are less 8 when they are multiplied."""
+        return self.coding.bits == 4 and not self.coding.fp4
+
+    @property
+    def corrects(self) -> bool:
+        """Returns whether something is subtracted from what is multiplied."""
+        return self.zeros is not None or bool(self.rest)
+
+    def scale_and_zero(
+        self, output: Value, group: Value, count: int = 1
+    ) -> tuple[Value, Value | None]:
+        """Returns the scale of a group, and what is subtracted from the codes, or None.
+
+        Those of `count` groups are vectors.
+        """
+        b = self.b
+        at = b.add(b.mul(output, self.groups), group)
+        scale = self._scale(self._numbers(self.scales, at, count))
+        real = _like(scale, FLOAT)
+        rest = ir.Constant(real, [float(self.rest)] * count if count > 1 else float(self.rest))
+        if self.zeros is None:
+            return scale, rest if self.rest else None
+        zeros = self._numbers(self.zeros, at, count)
+        wide = _like(zeros, INT32)
+        zeros = b.sext(zeros, wide) if self.coding.zeros == "int8" else b.zext(zeros, wide)
+        return scale, b.fadd(b.sitofp(zeros, real), rest)
+
+    def _numbers(self, base: Value, at: Value, count: int) -> Value:
+        """Reads the numbers of some groups: one, or a vector."""
+        of = base.type.pointee
+        size = {FLOAT: 4, INT8: 1}.get(of, 2)
+        return self.emit.read(base, at, ir.VectorType(of, count) if count > 1 else of, size)
+
+    def _scale(self, scales: Value) -> Value:
+        b, of = self.b, self.coding.scales
+        if of == "float32":
+            return scales
+        if of == "bfloat16":
+            return self.emit.widened(scales)
+        real = _like(scales, FLOAT)
+        if of == "float16":
+            return b.fpext(scales, real)
+        # A byte s is 2^(s - 127): it is the exponent of a float32 number.
+        wide = _like(scales, INT32)
+        shift = ir.Constant(wide, 23 if wide == INT32 else [23] * wide.count)
+        return b.bitcast(b.shl(b.zext(scales, wide), shift), real)
+
+
+class _Part(Beside):
+    """Writes the instructions of one part."""
+
+    def __init__(self, work: Codes, function: ir.Function) -> None:
+        super().__init__(work, function)
+        self.lanes = self.coding.lanes
+        self.vector = ir.VectorType(FLOAT, self.lanes)
+
+    @property
+    def signs_codes(self) -> bool:
+        return self.coding.bits == 4 and not self._by_table
 
     def write_all(self) -> None:
         b, emit, taken = self.b, self.emit, None
@@ -192,30 +258,15 @@ class _Part:
 
     def _beside(self, output: Value, group: Value, piece: Piece) -> tuple[Value, Value | None]:
         """Returns the scales of the lanes, and what is subtracted from the codes, or None."""
-        b, emit, coding = self.b, self.emit, self.coding
-        at = b.add(b.mul(output, self.groups), b.add(group, word(piece.first)))
-        high = _HIGH if self._shifted else 1.0
-        scales = self._spread(self._scale(self._numbers(self.scales, at, piece)), piece)
-        if high != 1:
-            scales = b.fmul(scales, emit.constant(1 / high, self.lanes))
-        rest = float(coding.offset - (0 if self._by_table else 8 if coding.bits == 4 else 0))
-        if self.zeros is None:
-            return scales, emit.constant(rest * high, self.lanes) if rest else None
-        zeros = self._numbers(self.zeros, at, piece)
-        wide, real = _like(zeros, INT32), _like(zeros, FLOAT)
-        zeros = b.sext(zeros, wide) if coding.zeros == "int8" else b.zext(zeros, wide)
-        zeros = self._spread(b.sitofp(zeros, real), piece)
-        if rest:
-            zeros = b.fadd(zeros, emit.constant(rest, self.lanes))
-        return scales, b.fmul(zeros, emit.constant(high, self.lanes)) if high != 1 else zeros
-
-    def _numbers(self, base: Value, at: Value, piece: Piece) -> Value:
-        """Reads the number of each group of a piece: one, or a vector."""
-        of = base.type.pointee
-        size = {FLOAT: 4, INT8: 1}.get(of, 2)
-        return self.emit.read(
-            base, at, ir.VectorType(of, piece.count) if piece.count > 1 else of, size
-        )
+        b, emit = self.b, self.emit
+        group = b.add(group, word(piece.first))
+        scale, zero = self.scale_and_zero(output, group, piece.count)
+        scale = self._spread(scale, piece)
+        zero = None if zero is None else self._spread(zero, piece)
+        if self.signs_codes:  # which lie in the highest bits of a word
+            scale = b.fmul(scale, emit.constant(1 / _HIGH, self.lanes))
+            zero = None if zero is None else b.fmul(zero, emit.constant(_HIGH, self.lanes))
+        return scale, zero
 
     def _spread(self, numbers: Value, piece: Piece) -> Value:
         """Returns a vector with the number of each lane's group."""
@@ -225,28 +276,10 @@ class _Part:
             numbers, [lane * piece.count // self.lanes for lane in range(self.lanes)]
         )
 
-    def _scale(self, scales: Value) -> Value:
-        b, of = self.b, self.coding.scales
-        if of == "float32":
-            return scales
-        if of == "bfloat16":
-            return self.emit.widened(scales)
-        real = _like(scales, FLOAT)
-        if of == "float16":
-            return b.fpext(scales, real)
-        # A byte s is 2^(s - 127): it is the exponent of a float32 number.
-        wide = _like(scales, INT32)
-        shift = ir.Constant(wide, 23 if wide == INT32 else [23] * wide.count)
-        return b.bitcast(b.shl(b.zext(scales, wide), shift), real)
-
     @property
     def _by_table(self) -> bool:
         """Returns whether the numbers of 4 bits are taken from a register by their codes."""
-        return self.coding.bits == 4 and self.lanes == 16
-
-    @property
-    def _shifted(self) -> bool:
-        return self.coding.bits == 4 and not self._by_table
+        return self.coding.bits == 4 and self.coding.lanes == 16
 
     def _decoder(self, codes: Value, zeros: Value | None) -> Any:
         """Returns a function that makes vector j of the numbers of a block."""
@@ -269,7 +302,7 @@ class _Part:
             return of_bytes
         read = emit.read(b.bitcast(codes, INT32.as_pointer()), word(0), words, 1)
         if self._by_table:
-            numbers = (*_FP4, *(-each for each in _FP4)) if self.coding.fp4 else range(16)
+            numbers = (*FP4, *(-each for each in FP4)) if self.coding.fp4 else range(16)
             table = ir.Constant(self.vector, [float(each) for each in numbers])
             one = len(self.coding.pieces) == 1 and self.coding.group >= self.coding.block
             if one:  # of a block that has one zero

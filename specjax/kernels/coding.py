@@ -8,6 +8,16 @@ ALL = 2**30
 """The inputs of a group if all inputs of an output share a scale."""
 
 
+TOGETHER = 16
+"""The outputs that are multiplied at once in tiles."""
+
+_SEGMENTS = {4: (128, 64, 32), 8: (512, 256, 128, 64, 32)}
+"""The inputs that are summed as whole numbers in tiles, by the bits of a code.
+
+Sums of 512 products of 8 bits are exact in float32.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """Vectors of a block that are summed before their scale is applied.
@@ -36,6 +46,7 @@ class Coding:
       scales: the dtype of the scales; "uint8" for powers of two.
       zeros: the dtype of the zeros, or None.
       lanes: the float32 numbers of a vector.
+      segment: the inputs that are summed as whole numbers in tiles (AMX); 0 without them.
     """
 
     bits: int
@@ -46,12 +57,25 @@ class Coding:
     scales: str
     zeros: str | None
     lanes: int
+    segment: int = 0
+
+    @property
+    def tiles(self) -> bool:
+        return self.segment > 0
+
+    def in_tiles(self, inputs: int, outputs: int) -> Coding | None:
+        """Returns the coding for products in tiles, or None if they cannot be cut so."""
+        fit = (size for size in _SEGMENTS[self.bits] if inputs % size == self.group % size == 0)
+        segment = next(fit, None)
+        if segment is None or outputs < TOGETHER:
+            return None
+        return dataclasses.replace(self, lanes=16, segment=segment)
 
     @property
     def name(self) -> str:
         return (
             f"specjax_codes_{self.kind}_{self.offset}_{self.group}_{self.scales}_{self.zeros}"
-            f"_{self.lanes}"
+            f"_{self.lanes}_{self.segment}"
         ).replace("-", "m")
 
     @property

@@ -127,6 +127,24 @@ class Emitter:
         look = self._intrinsic("x86.avx512.permvar.sf.512", kind, [kind, codes.type])
         return self.b.call(look, [table, codes])
 
+    def looked_up_bytes(self, table: Sequence[int], codes: Value) -> Value:
+        """Returns the bytes of a table of 16 at 16, 32 or 64 codes below 16 (AVX-512)."""
+        kind, count = codes.type, codes.type.count
+        name = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}[count]
+        look = self._intrinsic(f"x86.{name}", kind, [kind, kind])
+        return self.b.call(look, [ir.Constant(kind, [*table] * (count // 16)), codes])
+
+    def rounded(self, numbers: Value) -> Value:
+        """Returns the nearest whole numbers of a vector."""
+        kind = numbers.type
+        return self.b.call(self._intrinsic(f"rint.v{kind.count}f32", kind, [kind]), [numbers])
+
+    def amx(self, name: str, *arguments: Value | int) -> None:
+        """Calls an instruction of AMX; whole numbers are tiles."""
+        given = [ir.Constant(INT8, each) if isinstance(each, int) else each for each in arguments]
+        kinds = [each.type for each in given]
+        self.b.call(self._intrinsic(f"x86.{name}", ir.VoidType(), kinds), given)
+
     def larger(self, x: Value, y: Value) -> Value:
         """Returns the larger one, lane by lane; y where x is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)

@@ -19,10 +19,18 @@ from specjax.models.packed import Packed
 LAST = ((1,), (0,)), ((), ())
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(case: Case):
-    """Every number of rows meets several layouts."""
-    check(case, tuple(range(1, 16))[CASES.index(case) % 3 :: 3])
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("case", CASES[::2], ids=str)
+def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
+    monkeypatch: pytest.MonkeyPatch, case: Case, tiles: bool
+):
+    """Every number of rows meets several layouts; `tests/product/test_few_rows.py` has the others.
+
+    Without AMX there are no tiles, and both cases meet the same kernel.
+    """
+    if not tiles:
+        monkeypatch.setattr(available, "tiles", lambda: False)
+    check(case, tuple(range(1, 16))[CASES.index(case) // 2 % 3 :: 3])
 
 
 @pytest.mark.parametrize(("lanes", "registers"), [(8, 16), (4, 32)])
@@ -32,6 +40,7 @@ def test_the_loops_for_other_processors_are_right(
     """Their vectors are cut into those of this one."""
     for case in (CASES[0], CASES[5], CASES[9]):
         monkeypatch.setattr(available, "lanes", lambda: lanes)
+        monkeypatch.setattr(available, "tiles", lambda: False)
         layout = coding(drawn(case))
         assert layout is not None and layout.lanes == lanes
         name = f"specjax_test_{registers}_{layout.name}"
@@ -54,9 +63,9 @@ def test_a_packed_matrix_is_multiplied_with_the_kernel(dtype: str):
     """And a product of more rows with XLA."""
     case = CASES[0]
     matrix = held(case)
-    x = np.random.default_rng(0).normal(size=(17, case.inputs)).astype(jnp.dtype(dtype))
+    x = np.random.default_rng(0).normal(size=(200, case.inputs)).astype(jnp.dtype(dtype))
     product = jax.jit(lambda x, w: w.unbox().product(x, LAST, True))
-    for rows in (2, 17):
+    for rows in (2, 200):
         text = product.lower(x[:rows], matrix).as_text()
         assert ("specjax_codes_uint4" in text) == (rows == 2)
         y = np.asarray(product(x[:rows], matrix), np.float32)
@@ -97,20 +106,20 @@ def test_one_matrix_of_a_stack_is_read(number: int):
 
 def test_other_layouts_are_left_to_xla(monkeypatch: pytest.MonkeyPatch):
     made = drawn(CASES[0])
-    assert not kernels.takes_codes(17, coding(made))
+    assert not kernels.takes_codes(200, coding(made))
     assert not kernels.takes_codes(0, coding(made))
     for change in ({"inputs": 767}, {"group": 12}, {"fp4": True, "pairs": False}):
         assert coding(made._replace(layout=made.layout | change)) is None
     assert coding(made._replace(scales=made.scales.astype(jnp.float8_e4m3fn))) is None
     available.made.cache_clear()
-    available.lanes.cache_clear()
     layout = coding(made)
     assert layout is not None
     monkeypatch.setattr(available, "_LLVMLITE", (10**6, 0))
     available.lanes.cache_clear()
+    available.tiles.cache_clear()
     assert coding(made) is None and not kernels.takes_codes(1, layout)
     with pytest.raises(ValueError, match="no kernel for uint4"):
         kernels.few_rows_of_codes(layout, jnp.ones((1, 768)), made.codes, made.scales, None, None)
     monkeypatch.undo()
-    available.made.cache_clear()
-    available.lanes.cache_clear()
+    for known in (available.made, available.lanes, available.tiles):
+        known.cache_clear()
