@@ -98,7 +98,8 @@ def machine() -> Machine:
 @functools.cache
 def tiles() -> bool:
     """Returns whether this processor multiplies tiles of bytes, and Linux lets this process."""
-    if not binding.get_host_cpu_features().get("amx-int8") or platform.system() != "Linux":
+    features = binding.get_host_cpu_features()
+    if not (features.get("amx-int8") and features.get("gfni")) or platform.system() != "Linux":
         return False
     allow, tile_data = 0x1023, 18  # ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA
     return ctypes.CDLL(None).syscall(158, allow, tile_data) == 0  # arch_prctl

@@ -134,6 +134,17 @@ class Emitter:
         look = self._intrinsic(f"x86.{name}", kind, [kind, kind])
         return self.b.call(look, [ir.Constant(kind, [*table] * (count // 16)), codes])
 
+    def affine(self, codes: Value, rows: Sequence[int], added: int) -> Value:
+        """Returns bytes whose bits are sums of bits of the given ones (GFNI).
+
+        Bit i is the parity of the byte's bits that rows[7 - i] has, plus bit i of `added`.
+        """
+        kind, count = codes.type, codes.type.count
+        name = f"x86.vgf2p8affineqb.{8 * count}"
+        function = self._intrinsic(name, kind, [kind, kind, INT8])
+        matrix = ir.Constant(kind, [*rows] * (count // 8))
+        return self.b.call(function, [codes, matrix, ir.Constant(INT8, added)])
+
     def rounded(self, numbers: Value) -> Value:
         """Returns the nearest whole numbers of a vector."""
         kind = numbers.type

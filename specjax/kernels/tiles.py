@@ -35,10 +35,13 @@ _CHUNK = 256
 With more of them memory rests while tiles are multiplied: 1024 took half as long again.
 """
 
-_DEEP = 4
+_UNROLLED = 4
+"""The outputs whose codes are copied in one turn of a loop."""
+
+_DEEP = 2
 """The segments whose products are on their way at once: each is in a register of its own."""
 
-_C, _A, _B = (0, 1, 2, 3), (4, 5), (6, 7)  # registers for tiles
+_C, _A, _B = (0, 1), (2, 3), (4, 5)  # registers for tiles
 _BYTE = INT8.as_pointer()
 _VECTOR, _WORDS = ir.VectorType(FLOAT, 16), ir.VectorType(INT32, 16)
 
@@ -109,8 +112,15 @@ class _Part(Beside):
         b, emit = self.b, self.emit
         width = {**dict.fromkeys(_C, 64), **dict.fromkeys(_A, self.depth), **dict.fromkeys(_B, 64)}
         rows = dict.fromkeys((*_C, *_A), 16) | dict.fromkeys(_B, self.depth // 4)
-        columns = [byte for tile in range(8) for byte in (width[tile], 0)]
-        layout = [1, *[0] * 15, *columns, *[0] * 16, *(rows[tile] for tile in range(8)), *[0] * 8]
+        columns = [byte for tile in range(8) for byte in (width.get(tile, 0), 0)]
+        layout = [
+            1,
+            *[0] * 15,
+            *columns,
+            *[0] * 16,
+            *(rows.get(tile, 0) for tile in range(8)),
+            *[0] * 8,
+        ]
         emit.write(ir.Constant(ir.VectorType(INT8, 64), layout), self.layout, word(0), 1)
         emit.amx("ldtilecfg", self.layout)
         self._each_tile(self._write_digits)
@@ -253,36 +263,44 @@ class _Part(Beside):
             self._copy_segment(chunk, segment)
 
     def _copy_segment(self, chunk: _Chunk, segment: Value) -> None:
-        b, emit, coding = self.b, self.emit, self.coding
-        size = self.segment * coding.bits // 8  # bytes of a segment of codes
+        b, emit = self.b, self.emit
         before = b.mul(chunk.place(b, segment), word(16))
-        group = b.sdiv(b.mul(segment, word(self.segment)), word(coding.group))
-        with emit.loop(word(0), word(16), 1) as (j, _, _):
-            output, place = b.add(chunk.output, j), b.add(before, j)
-            source = b.add(b.mul(output, self.width), b.mul(segment, word(size)))
-            source = b.gep(self.codes, [source])
-            target = b.gep(self.copied, [b.mul(place, word(self.segment))])
-            for at in range(0, size, 64):
-                kind = ir.VectorType(INT8, min(size, 64))
-                read = emit.read(source, word(at), kind, 1)
-                if coding.bits == 8:
-                    emit.write(read, target, word(at), 1)
-                    continue
-                half = ir.Constant(kind, [4] * kind.count)
-                low = ir.Constant(kind, [15] * kind.count)
-                for k, nibbles in enumerate((b.and_(read, low), b.lshr(read, half))):
-                    emit.write(self._signed(nibbles), target, word(at + k * size), 1)
-            scale, zero = self.scale_and_zero(output, group)
-            emit.write(scale, self.of_scales, place, 4)
-            if zero is not None:
-                emit.write(zero, self.of_zeros, place, 4)
+        with emit.loop(word(0), word(16), _UNROLLED) as (j, _, _):
+            for each in range(_UNROLLED):
+                one = b.add(j, word(each))
+                self._copy_output(b.add(chunk.output, one), segment, b.add(before, one))
 
-    def _signed(self, codes: Value) -> Value:
-        """Returns code - 8, or twice the number of e2m1, of each byte below 16."""
-        if self.coding.fp4:
-            numbers = [int(2 * each) for each in FP4]
-            return self.emit.looked_up_bytes([*numbers, *(-each for each in numbers)], codes)
-        return self.b.sub(codes, ir.Constant(codes.type, [8] * codes.type.count))
+    def _copy_output(self, output: Value, segment: Value, place: Value) -> None:
+        b, emit, coding = self.b, self.emit, self.coding
+        size = self.segment * coding.bits // 8
+        source = b.add(b.mul(output, self.width), b.mul(segment, word(size)))
+        source = b.gep(self.codes, [source])
+        target = b.gep(self.copied, [b.mul(place, word(self.segment))])
+        for at in range(0, size, 64):
+            read = emit.read(source, word(at), ir.VectorType(INT8, min(size, 64)), 1)
+            if coding.bits == 8:
+                emit.write(read, target, word(at), 1)
+                continue
+            for k, numbers in enumerate(self._numbers_of(read)):
+                emit.write(numbers, target, word(at + k * size), 1)
+        group = b.sdiv(b.mul(segment, word(self.segment)), word(coding.group))
+        scale, zero = self.scale_and_zero(output, group)
+        emit.write(scale, self.of_scales, place, 4)
+        if zero is not None:
+            emit.write(zero, self.of_zeros, place, 4)
+
+    def _numbers_of(self, pairs: Value) -> list[Value]:
+        """Returns code - 8, or twice the number of e2m1, of the low and of the high halves."""
+        b, emit = self.b, self.emit
+        if not self.coding.fp4:  # three bits as they are, and the fourth, inverted, as the sign
+            rows = [[8] * 5 + [4, 2, 1], [128] * 5 + [64, 32, 16]]
+            return [emit.affine(pairs, each, 0xF8) for each in rows]
+        numbers = [int(2 * each) for each in FP4]
+        low, four = (ir.Constant(pairs.type, [by] * pairs.type.count) for by in (15, 4))
+        return [
+            emit.looked_up_bytes([*numbers, *(-each for each in numbers)], codes)
+            for codes in (b.and_(pairs, low), b.and_(b.lshr(pairs, four), low))
+        ]
 
     def _multiply_tiles(self, chunk: _Chunk, tile: Value, segment: Value, many: int) -> None:
         """Writes the products of a tile of rows with the codes of some segments."""
@@ -296,12 +314,13 @@ class _Part(Beside):
         products = b.bitcast(products, _BYTE)
         for i in range(many):
             emit.amx("tilezero", _C[i])
-            for k in range(self.segment // self.depth):
+        for k in range(self.segment // self.depth):
+            for i in range(many):  # so that no product waits for the one before
                 code, digit = _A[turn % 2], _B[turn % 2]
-                emit.amx(
-                    "tileloadd64", code, b.gep(codes, [word(i * size + 64 * k)]), word(self.segment)
-                )
-                emit.amx("tileloadd64", digit, b.gep(digits, [word(i * size + 1024 * k)]), word(64))
+                place = b.gep(codes, [word(i * size + 64 * k)])
+                emit.amx("tileloadd64", code, place, word(self.segment))
+                place = b.gep(digits, [word(i * size + 1024 * k)])
+                emit.amx("tileloadd64", digit, place, word(64))
                 emit.amx("tdpbssd" if signed else "tdpbusd", _C[i], code, digit)
                 turn += 1
         for i in range(many):
@@ -330,13 +349,12 @@ class _Part(Beside):
             place = b.mul(mine, word(16))
             products = self._products_of(tile, b.sub(segment, chunk.begin))
             size = self.segment * self.coding.bits // 8
-            ahead = b.add(
-                b.mul(b.add(chunk.output, word(16)), self.width), b.mul(segment, word(size))
-            )
-            ahead = b.gep(self.codes, [ahead])
+            # The codes of the next 16 outputs, in the order of memory.
+            ahead = b.mul(b.add(chunk.output, word(16)), self.width)
+            ahead = b.gep(self.codes, [b.add(ahead, b.mul(segment, word(16 * size)))])
             for j, total in enumerate(now):
-                for at in range(0, size, 64):
-                    emit.prefetch(b.gep(ahead, [b.add(b.mul(self.width, word(j)), word(at))]))
+                for at in range(-(-j * size // 64) * 64, (j + 1) * size, 64):
+                    emit.prefetch(b.gep(ahead, [word(at)]))
                 product = b.sitofp(emit.read(products, word(16 * j), _WORDS, 4), _VECTOR)
                 one = b.add(place, word(j))
                 if self.corrects:
