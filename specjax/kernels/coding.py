@@ -11,8 +11,8 @@ ALL = 2**30
 TOGETHER = 16
 """The outputs that are multiplied at once in tiles."""
 
-_SEGMENTS = {4: (128, 64, 32), 8: (512, 256, 128, 64, 32)}
-"""The inputs that are summed as whole numbers in tiles, by the bits of a code.
+_SEGMENTS = (128, 64, 32)
+"""The inputs that are summed as whole numbers in tiles: the most that a group has.
 
 Sums of 512 products of 8 bits are exact in float32.
 """
@@ -65,7 +65,7 @@ class Coding:
 
     def in_tiles(self, inputs: int, outputs: int) -> Coding | None:
         """Returns the coding for products in tiles, or None if they cannot be cut so."""
-        fit = (size for size in _SEGMENTS[self.bits] if inputs % size == self.group % size == 0)
+        fit = (size for size in _SEGMENTS if inputs % size == self.group % size == 0)
         segment = next(fit, None)
         if segment is None or outputs < TOGETHER:
             return None

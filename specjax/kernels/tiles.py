@@ -35,6 +35,12 @@ _CHUNK = 256
 With more of them memory rests while tiles are multiplied: 1024 took half as long again.
 """
 
+_AHEAD = 2
+"""The chunks after which a prefetched one is multiplied."""
+
+_SMALL = 8192
+"""The bytes of the codes of 16 outputs that stay in L1 until they are copied."""
+
 _UNROLLED = 4
 """The outputs whose codes are copied in one turn of a loop."""
 
@@ -252,8 +258,9 @@ class _Part(Beside):
             following = b.add(number, word(1))
             with b.if_then(b.icmp_signed("<", following, count)):
                 self._copy(chunk(following))
+            ahead = chunk(emit.least(b.add(number, word(_AHEAD)), b.sub(count, word(1))))
             with emit.loop(word(0), self.tiles, 1) as (tile, _, _):
-                self._add(now, tile)
+                self._add(now, tile, ahead)
             with b.if_then(b.icmp_signed("==", now.end, self.segments)):
                 self._each_tile(lambda tile, row, many: self._finish(now.output, tile, row, many))
 
@@ -332,8 +339,11 @@ class _Part(Beside):
         at = b.add(b.mul(tile, word(self.chunk)), number)
         return b.gep(self.products, [b.mul(at, word(256))])
 
-    def _add(self, chunk: _Chunk, tile: Value) -> None:
-        """Adds the products of some segments to the totals of a tile of rows."""
+    def _add(self, chunk: _Chunk, tile: Value, ahead: _Chunk) -> None:
+        """Adds the products of a chunk to the totals of a tile of rows.
+
+        Meanwhile the codes of the chunk `ahead` are prefetched.
+        """
         b, emit = self.b, self.emit
         totals = b.gep(self.totals, [b.mul(tile, word(256))])
         fresh = b.icmp_signed("==", chunk.begin, word(0))
@@ -349,12 +359,11 @@ class _Part(Beside):
             place = b.mul(mine, word(16))
             products = self._products_of(tile, b.sub(segment, chunk.begin))
             size = self.segment * self.coding.bits // 8
-            # The codes of the next 16 outputs, in the order of memory.
-            ahead = b.mul(b.add(chunk.output, word(16)), self.width)
-            ahead = b.gep(self.codes, [b.add(ahead, b.mul(segment, word(16 * size)))])
+            base, stride = self._ahead(chunk, ahead, segment, size)
             for j, total in enumerate(now):
-                for at in range(-(-j * size // 64) * 64, (j + 1) * size, 64):
-                    emit.prefetch(b.gep(ahead, [word(at)]))
+                for at in range(0, size, 64):
+                    one = b.add(base, b.add(b.mul(stride, word(j)), word(at)))
+                    emit.prefetch(b.gep(self.codes, [one]))
                 product = b.sitofp(emit.read(products, word(16 * j), _WORDS, 4), _VECTOR)
                 one = b.add(place, word(j))
                 if self.corrects:
@@ -364,6 +373,22 @@ class _Part(Beside):
                 following[j] = emit.multiply_add(product, b.fmul(scale, steps), total)
         for j, total in enumerate(now):
             emit.write(total, totals, word(16 * j), 4)
+
+    def _ahead(
+        self, chunk: _Chunk, ahead: _Chunk, segment: Value, size: int
+    ) -> tuple[Value, Value]:
+        """Returns the place of 16 rows of codes that are prefetched, and their distance.
+
+        They are those of the chunk `ahead`.  Small blocks of 16 outputs are prefetched a block
+        before they are copied, in the order of memory.
+        """
+        b = self.b
+        small = b.icmp_signed("<=", b.mul(self.width, word(16)), word(_SMALL))
+        block = b.mul(b.add(chunk.output, word(16)), self.width)
+        block = b.add(block, b.mul(segment, word(16 * size)))
+        mine = b.mul(b.add(ahead.begin, b.sub(segment, chunk.begin)), word(size))
+        mine = b.add(b.mul(ahead.output, self.width), mine)
+        return b.select(small, block, mine), b.select(small, word(size), self.width)
 
     def _finish(self, first: Value, tile: Value, row: Value, many: int) -> None:
         """Adds the digits of each row."""
