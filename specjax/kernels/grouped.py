@@ -54,6 +54,9 @@ def coding_of(
         codes.size > 0
         and codes.dtype.name in kinds
         and codes.shape[-1] * (8 // bits) == inputs
+        and scales.shape[:-1] == codes.shape[:-1]
+        and scales.shape[-1] in (1, -(-inputs // group))
+        and (zeros is None or zeros.shape == scales.shape)
         and scales.dtype.name in _SCALES
         and kind_of_zeros in _ZEROS
     )

@@ -111,6 +111,9 @@ def test_other_layouts_are_left_to_xla(monkeypatch: pytest.MonkeyPatch):
     for change in ({"inputs": 767}, {"group": 12}, {"fp4": True, "pairs": False}):
         assert coding(made._replace(layout=made.layout | change)) is None
     assert coding(made._replace(scales=made.scales.astype(jnp.float8_e4m3fn))) is None
+    for scales in (made.scales[:, :-1], made.scales[:-1]):  # the kernel would read past their end
+        assert coding(made._replace(scales=scales)) is None
+    assert coding(made._replace(zeros=jnp.zeros((50, 1), jnp.uint8))) is None
     available.made.cache_clear()
     layout = coding(made)
     assert layout is not None
