@@ -102,7 +102,7 @@ def tiles() -> bool:
     if not (features.get("amx-int8") and features.get("gfni")) or platform.system() != "Linux":
         return False
     allow, tile_data = 0x1023, 18  # ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA
-    return ctypes.CDLL(None).syscall(158, allow, tile_data) == 0  # arch_prctl
+    return ctypes.pythonapi.syscall(158, allow, tile_data) == 0  # arch_prctl
 
 
 def _capsule(address: int) -> object:
