@@ -6,7 +6,9 @@ A code is a whole number, a number of e4m3 (FP8), or one of e2m1 (FP4).  A produ
 where it reads them.  On an accelerator XLA does so inside the fusion that multiplies, if the codes
 lie in groups [groups, inputs of a group, out] and the product sums over two axes: of [out, in] XLA
 for a TPU would write the wide matrix first.  XLA:CPU would write it in any case, so there the codes
-are [out, in], the product takes a few outputs at a time, and their wide rows stay in the cache.
+are [out, in].  Few rows are multiplied by a kernel that widens codes in registers, if there is one
+for their layout (`kernels.coding_of`).  Else the product takes a few outputs at a time, and their
+wide rows stay in the cache.
 
 The wide numbers are computed in float32 and rounded once to the dtype of the activations, so they
 are those of a matrix that was dequantised when it was loaded.  Where a format divides the scales by
