@@ -206,10 +206,11 @@ def _product(
         return _multiplied(x, one(packed), x.dtype, False, result)
 
     def cpu(x: Array, packed: Packed) -> Array:
-        rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
         if alone and (coding := _coding(x, packed)) is not None:
-            y = _few_rows(coding, x, packed, number)
-        elif alone:
+            y = _few_rows(coding, _kept(x, x.dtype), packed, number)
+            return _kept(y, result).astype(result)
+        rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+        if alone:
             y = _in_tiles(rows, packed, x.dtype, number)
         else:
             y = _multiplied(rows, one(packed), x.dtype, True, jnp.float32)
@@ -239,6 +240,14 @@ def _widened_groups(packed: Packed) -> Array:
         wide = wide - packed.zeros.astype(jnp.float32)[..., None, :]
     wide = wide * scales[..., None, :]
     return wide if packed.least is None else wide - packed.least[..., None, :]
+
+
+def _kept(x: Array, dtype: DTypeLike) -> Array:
+    """Returns x in float32, rounded to a dtype in every program (see `products.rounded`)."""
+    if x.dtype == dtype == jnp.float32:
+        return x
+    kept = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x.astype(jnp.float32), kept.nexp, kept.nmant)
 
 
 def _coding(x: Array, packed: Packed) -> kernels.Coding | None:
