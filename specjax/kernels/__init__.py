@@ -13,8 +13,10 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.kernels.available import usable
+    from specjax.kernels.coding import Coding
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
     from specjax.kernels.gpu_experts import few_experts_on_gpu, takes_experts_on_gpu
+    from specjax.kernels.grouped import coding_of, few_rows_of_codes, takes_codes
     from specjax.kernels.narrow import (
         few_rows,
         few_rows_of,
@@ -28,15 +30,19 @@ __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "MOST_TOKENS",
+    "Coding",
+    "coding_of",
     "few_experts_on_gpu",
     "few_queries",
     "few_queries_on_gpu",
     "few_rows",
     "few_rows_of",
+    "few_rows_of_codes",
     "most_rows",
     "takes",
     "takes_attention",
     "takes_attention_on_gpu",
+    "takes_codes",
     "takes_experts_on_gpu",
     "takes_stacked",
     "usable",

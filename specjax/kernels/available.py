@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import platform
 import warnings
+from collections.abc import Hashable
 
 _SYSTEMS, _PROCESSORS = ("Linux", "Darwin"), ("x86_64", "amd64", "aarch64", "arm64")
 _LLVMLITE = (0, 45)
@@ -36,7 +37,20 @@ def lanes() -> int:
 
 
 @functools.cache
-def made(kind: str, dtype: str, *others: int) -> str | None:
+def tiles() -> bool:
+    """Returns whether this processor multiplies tiles of bytes (AMX)."""
+    if not usable():
+        return False
+    try:
+        from specjax.kernels import calling  # needs llvmlite
+
+        return calling.tiles()
+    except Exception:  # as for `lanes`
+        return False
+
+
+@functools.cache
+def made(kind: str, dtype: str, *others: Hashable) -> str | None:
     """Returns the name of a kernel that a function of `calling` makes, or None."""
     if not usable():
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 import threading
 
@@ -10,9 +11,12 @@ import jax
 from llvmlite import binding, ir
 
 from specjax.kernels.attending import Attention
+from specjax.kernels.codes import Codes
+from specjax.kernels.coding import Coding
 from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.sharing import Work, handler
+from specjax.kernels.tiles import Tiles
 
 _lock = threading.Lock()
 
@@ -29,6 +33,12 @@ def stacked(dtype: str) -> str:
     """Returns the name as `product`, for products with one matrix of a stack."""
     work = Product(STACKED[dtype], machine(), stacked=True)
     return _registered(f"specjax_few_rows_of_a_stack_{dtype}", work)
+
+
+def codes(dtype: str, coding: Coding) -> str:
+    """Returns the name as `product`, for products with codes that have scales."""
+    work = Tiles if coding.tiles else Codes
+    return _registered(coding.name, work(coding, machine()))
 
 
 def attention(dtype: str, dim: int, capped: bool) -> str:
@@ -83,6 +93,16 @@ def machine() -> Machine:
     if features.get("avx2"):
         return Machine(8, 16)
     return Machine(4, 32 if platform.machine().lower() in ("aarch64", "arm64") else 16)
+
+
+@functools.cache
+def tiles() -> bool:
+    """Returns whether this processor multiplies tiles of bytes, and Linux lets this process."""
+    features = binding.get_host_cpu_features()
+    if not (features.get("amx-int8") and features.get("gfni")) or platform.system() != "Linux":
+        return False
+    allow, tile_data = 0x1023, 18  # ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA
+    return ctypes.pythonapi.syscall(158, allow, tile_data) == 0  # arch_prctl
 
 
 def _capsule(address: int) -> object:

@@ -61,14 +61,21 @@ class Product:
         x, w, *chosen, y, part, parts, rows, tokens, inner, stride, count = function.args
         for number in chosen:
             w = b.gep(w, [b.mul(b.sext(b.load(number), WORD), b.mul(inner, stride))])
-        # Parts begin at multiples of 16 columns, so that no two write to one line of the cache.
-        following = b.add(part, word(1))
-        first, last = (
-            emit.least(emit.whole(b.sdiv(b.mul(count, i), parts), 16), count)
-            for i in (part, following)
-        )
-        last = b.select(b.icmp_signed("==", following, parts), count, last)
+        first, last = share_of(emit, count, part, parts)
         every = b.mul(rows, tokens)
         b.call(loops, [x, w, y, first, last, every, inner, stride, count])
         b.ret_void()
         return function
+
+
+def share_of(emit: Emitter, count: Value, part: Value, parts: Value) -> tuple[Value, Value]:
+    """Returns the first column of a part, and the one after its last.
+
+    Parts begin at multiples of 16 columns, so that no two write to one line of the cache.
+    """
+    b = emit.b
+    following = b.add(part, word(1))
+    first, last = (
+        emit.least(emit.whole(b.sdiv(b.mul(count, i), parts), 16), count) for i in (part, following)
+    )
+    return first, b.select(b.icmp_signed("==", following, parts), count, last)

@@ -121,6 +121,41 @@ class Emitter:
         """Returns a vector of `lanes` float32 numbers that are the same."""
         return ir.Constant(ir.VectorType(FLOAT, lanes), [value] * lanes)
 
+    def looked_up(self, table: Value, codes: Value) -> Value:
+        """Returns the numbers of a vector of 16 at the lowest 4 bits of each code (AVX-512)."""
+        kind = table.type
+        look = self._intrinsic("x86.avx512.permvar.sf.512", kind, [kind, codes.type])
+        return self.b.call(look, [table, codes])
+
+    def looked_up_bytes(self, table: Sequence[int], codes: Value) -> Value:
+        """Returns the bytes of a table of 16 at 16, 32 or 64 codes below 16 (AVX-512)."""
+        kind, count = codes.type, codes.type.count
+        name = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}[count]
+        look = self._intrinsic(f"x86.{name}", kind, [kind, kind])
+        return self.b.call(look, [ir.Constant(kind, [*table] * (count // 16)), codes])
+
+    def affine(self, codes: Value, rows: Sequence[int], added: int) -> Value:
+        """Returns bytes whose bits are sums of bits of the given ones (GFNI).
+
+        Bit i is the parity of the byte's bits that rows[7 - i] has, plus bit i of `added`.
+        """
+        kind, count = codes.type, codes.type.count
+        name = f"x86.vgf2p8affineqb.{8 * count}"
+        function = self._intrinsic(name, kind, [kind, kind, INT8])
+        matrix = ir.Constant(kind, [*rows] * (count // 8))
+        return self.b.call(function, [codes, matrix, ir.Constant(INT8, added)])
+
+    def rounded(self, numbers: Value) -> Value:
+        """Returns the nearest whole numbers of a vector."""
+        kind = numbers.type
+        return self.b.call(self._intrinsic(f"rint.v{kind.count}f32", kind, [kind]), [numbers])
+
+    def amx(self, name: str, *arguments: Value | int) -> None:
+        """Calls an instruction of AMX; whole numbers are tiles."""
+        given = [ir.Constant(INT8, each) if isinstance(each, int) else each for each in arguments]
+        kinds = [each.type for each in given]
+        self.b.call(self._intrinsic(f"x86.{name}", ir.VoidType(), kinds), given)
+
     def larger(self, x: Value, y: Value) -> Value:
         """Returns the larger one, lane by lane; y where x is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)

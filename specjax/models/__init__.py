@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
     from specjax.models.quantised import (
         Int8,
+        cpu_int8_dot_general,
         for_several_devices,
         int8_dot_general,
         quantise,
@@ -113,6 +114,7 @@ __all__ = [
     "check_model",
     "cpu_attend",
     "cpu_dot_general",
+    "cpu_int8_dot_general",
     "dot_general",
     "float32_dot_general",
     "for_several_devices",

@@ -6,7 +6,9 @@ A code is a whole number, a number of e4m3 (FP8), or one of e2m1 (FP4).  A produ
 where it reads them.  On an accelerator XLA does so inside the fusion that multiplies, if the codes
 lie in groups [groups, inputs of a group, out] and the product sums over two axes: of [out, in] XLA
 for a TPU would write the wide matrix first.  XLA:CPU would write it in any case, so there the codes
-are [out, in], the product takes a few outputs at a time, and their wide rows stay in the cache.
+are [out, in].  Few rows are multiplied by a kernel that widens codes in registers, if there is one
+for their layout (`kernels.coding_of`).  Else the product takes a few outputs at a time, and their
+wide rows stay in the cache.
 
 The wide numbers are computed in float32 and rounded once to the dtype of the activations, so they
 are those of a matrix that was dequantised when it was loaded.  Where a format divides the scales by
@@ -29,6 +31,7 @@ from jax import Array
 from jax.lax import DotDimensionNumbers
 from jax.typing import DTypeLike
 
+from specjax import kernels
 from specjax._internal.platforms import on_cpu
 from specjax.types import Weights
 
@@ -203,6 +206,9 @@ def _product(
         return _multiplied(x, one(packed), x.dtype, False, result)
 
     def cpu(x: Array, packed: Packed) -> Array:
+        if alone and (coding := _coding(x, packed)) is not None:
+            y = _few_rows(coding, _kept(x, x.dtype), packed, number)
+            return _kept(y, result).astype(result)
         rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
         if alone:
             y = _in_tiles(rows, packed, x.dtype, number)
@@ -234,6 +240,41 @@ def _widened_groups(packed: Packed) -> Array:
         wide = wide - packed.zeros.astype(jnp.float32)[..., None, :]
     wide = wide * scales[..., None, :]
     return wide if packed.least is None else wide - packed.least[..., None, :]
+
+
+def _kept(x: Array, dtype: DTypeLike) -> Array:
+    """Returns x in float32, rounded to a dtype in every program (see `products.rounded`)."""
+    if x.dtype == dtype == jnp.float32:
+        return x
+    kept = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x.astype(jnp.float32), kept.nexp, kept.nmant)
+
+
+def _coding(x: Array, packed: Packed) -> kernels.Coding | None:
+    """Returns the layout of the codes if there is a kernel for x and them."""
+    rows = x.size // x.shape[-1]
+    scales = packed.scales
+    if packed.least is not None or packed.whole is not None:
+        return None
+    coding = kernels.coding_of(
+        packed.codes, scales, packed.zeros, inputs=packed.inputs, group=packed.group,
+        offset=packed.offset, pairs=packed.pairs, fp4=packed.fp4,
+    )  # fmt: skip
+    return coding if kernels.takes_codes(rows, coding) else None
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _few_rows(coding: kernels.Coding, x: Array, packed: Packed, number: Array | None) -> Array:
+    """Computes x times the matrix in float32, with a kernel."""
+    return kernels.few_rows_of_codes(coding, x, packed.codes, packed.scales, packed.zeros, number)
+
+
+@_few_rows.defjvp
+def _(coding: kernels.Coding, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    x, packed, number = primals
+    rows = tangents[0].reshape(-1, x.shape[-1]).astype(jnp.float32)
+    y = _few_rows(coding, x, packed, number)
+    return y, _in_tiles(rows, packed, jnp.float32, number).reshape(y.shape)
 
 
 def _in_tiles(x: Array, packed: Packed, rounded: DTypeLike, number: Array | None) -> Array:

@@ -1,0 +1,322 @@
+"""A product of few rows with codes of 4 or 8 bits, whose scales are by group, as parts of outputs.
+
+    y[m, o] = sum over the groups g of scale[o, g] * sum over i in g of x[m, i] * number[o, i]
+
+A vector of codes becomes numbers in registers.  So a step reads each code from memory once, and no
+wide number is written.  Numbers are float32, and the order of a sum depends on the matrix alone.
+
+In 4 bits a word of 32 bits has the codes of 8 neighbouring inputs, and a vector of `lanes` words is
+a block.  Shifted by 4j bits, its lanes have the codes of the inputs 8 * lane + j.  The activations
+are written in that order before they are multiplied, for all outputs of a part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from specjax.kernels.coding import Coding, Piece
+from specjax.kernels.columns import share_of
+from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word
+from specjax.kernels.forms import Machine
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers of e2m1 that are not negative."""
+
+_SHARES = 2
+"""Parts for each thread, so that a thread that begins late does less."""
+
+_HIGH = 2.0**28
+"""What a code of 4 bits is multiplied by if it lies in the highest bits of a word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """The `sharing.Work` of y [rows, tokens, outputs] = x [rows, tokens, inner] @ a matrix.
+
+    Its buffers are x in float32; codes [E, outputs, bytes], scales and, if there are some, zeros
+    [E, outputs, groups]; the number of the matrix; and y in float32.
+    """
+
+    coding: Coding
+    machine: Machine
+
+    @property
+    def buffers(self) -> int:
+        return 5 if self.coding.zeros is None else 6
+
+    @property
+    def name(self) -> str:
+        return self.coding.name
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """Returns the sizes of rows, tokens, inner, outputs and groups."""
+        return (0, 0), (0, 1), (0, 2), (1, 1), (2, 2)
+
+    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
+        rows, tokens, inner, outputs, _ = sizes
+        return emit.b.mul(emit.b.mul(inner, outputs), emit.b.mul(rows, tokens))
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        return emit.least(emit.b.mul(threads, word(_SHARES)), worth)
+
+    def function(self, module: ir.Module) -> ir.Function:
+        kinds = [FLOAT, INT8, _KINDS[self.coding.scales]]
+        kinds += [] if self.coding.zeros is None else [INT8]
+        places = [kind.as_pointer() for kind in (*kinds, INT32, FLOAT)]
+        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 7])
+        function = ir.Function(module, signature, f"{self.name}_part")
+        function.linkage = "internal"
+        for pointer in function.args[: self.buffers]:
+            pointer.add_attribute("noalias")
+        self.write_part(function)
+        return function
+
+    def write_part(self, function: ir.Function) -> None:
+        _Part(self, function).write_all()
+
+
+_KINDS = {"float32": FLOAT, "bfloat16": INT16, "float16": ir.HalfType(), "uint8": INT8}
+"""The elements of scales."""
+
+
+def _like(value: Value, kind: ir.Type) -> Any:
+    """Returns the type of a value whose elements are of `kind`."""
+    many = isinstance(value.type, ir.VectorType)
+    return ir.VectorType(kind, value.type.count) if many else kind
+
+
+class Beside:
+    """Reads the arguments of a part, and what lies beside the codes: scales and zeros."""
+
+    def __init__(self, work: Codes, function: ir.Function) -> None:
+        self.coding, self.machine = work.coding, work.machine
+        self.emit = Emitter(function)
+        b: Any = self.emit.b
+        self.b = b
+        self.x, codes, scales, *zeros, number, self.y = function.args[: work.buffers]
+        part, parts, rows, tokens, self.inner, self.outputs, self.groups = function.args[
+            work.buffers :
+        ]
+        self.rows = b.mul(rows, tokens)
+        self.width = b.sdiv(self.inner, word(8 // self.coding.bits))
+        before = b.mul(b.sext(b.load(number), WORD), self.outputs)
+        self.codes = b.gep(codes, [b.mul(before, self.width)])
+        self.scales = b.gep(scales, [b.mul(before, self.groups)])
+        self.zeros = b.gep(zeros[0], [b.mul(before, self.groups)]) if zeros else None
+        self.first, self.last = share_of(self.emit, self.outputs, part, parts)
+        # Products of whole numbers have a code of 4 bits less 8.
+        self.rest = self.coding.offset - (8 if self.signs_codes else 0)
+
+    @property
+    def signs_codes(self) -> bool:
+        """Returns whether codes of 4 bits are less 8 when they are multiplied."""
+        return self.coding.bits == 4 and not self.coding.fp4
+
+    @property
+    def corrects(self) -> bool:
+        """Returns whether something is subtracted from what is multiplied."""
+        return self.zeros is not None or bool(self.rest)
+
+    def scale_and_zero(
+        self, output: Value, group: Value, count: int = 1
+    ) -> tuple[Value, Value | None]:
+        """Returns the scale of a group, and what is subtracted from the codes, or None.
+
+        Those of `count` groups are vectors.
+        """
+        b = self.b
+        at = b.add(b.mul(output, self.groups), group)
+        scale = self._scale(self._numbers(self.scales, at, count))
+        real = _like(scale, FLOAT)
+        rest = ir.Constant(real, [float(self.rest)] * count if count > 1 else float(self.rest))
+        if self.zeros is None:
+            return scale, rest if self.rest else None
+        zeros = self._numbers(self.zeros, at, count)
+        wide = _like(zeros, INT32)
+        zeros = b.sext(zeros, wide) if self.coding.zeros == "int8" else b.zext(zeros, wide)
+        return scale, b.fadd(b.sitofp(zeros, real), rest)
+
+    def _numbers(self, base: Value, at: Value, count: int) -> Value:
+        """Reads the numbers of some groups: one, or a vector."""
+        of = base.type.pointee
+        size = {FLOAT: 4, INT8: 1}.get(of, 2)
+        return self.emit.read(base, at, ir.VectorType(of, count) if count > 1 else of, size)
+
+    def _scale(self, scales: Value) -> Value:
+        b, of = self.b, self.coding.scales
+        if of == "float32":
+            return scales
+        if of == "bfloat16":
+            return self.emit.widened(scales)
+        real = _like(scales, FLOAT)
+        if of == "float16":
+            return b.fpext(scales, real)
+        # A byte s is 2^(s - 127): it is the exponent of a float32 number.
+        wide = _like(scales, INT32)
+        shift = ir.Constant(wide, 23 if wide == INT32 else [23] * wide.count)
+        return b.bitcast(b.shl(b.zext(scales, wide), shift), real)
+
+
+class _Part(Beside):
+    """Writes the instructions of one part."""
+
+    def __init__(self, work: Codes, function: ir.Function) -> None:
+        super().__init__(work, function)
+        self.lanes = self.coding.lanes
+        self.vector = ir.VectorType(FLOAT, self.lanes)
+
+    @property
+    def signs_codes(self) -> bool:
+        return self.coding.bits == 4 and not self._by_table
+
+    def write_all(self) -> None:
+        b, emit, taken = self.b, self.emit, None
+        if self.coding.bits == 4:
+            size = b.mul(b.mul(self.rows, self.inner), word(4))
+            taken = b.call(emit.c("malloc"), [b.add(size, word(64))])
+            address = emit.whole(b.add(b.ptrtoint(taken, WORD), word(63)), 64)
+            self._arrange(b.inttoptr(address, FLOAT.as_pointer()))
+        # With few rows more outputs at once are more streams from memory.
+        few, most = (2, 6) if self.machine.registers >= 32 else (1, 2)
+        some = b.icmp_signed("<=", self.rows, word(few))
+        middle = b.select(some, self.last, self.first)
+        self._multiply(self.first, middle, 4, few)
+        self._multiply(middle, self.last, 2, most)
+        if taken is not None:
+            b.call(emit.c("free"), [taken])
+        b.ret_void()
+
+    def _arrange(self, to: Value) -> None:
+        """Writes the activations in the order of the codes of 4 bits."""
+        b, emit, block = self.b, self.emit, self.coding.block
+        whole = ir.VectorType(FLOAT, block)
+        with emit.loop(word(0), b.mul(self.rows, self.inner), block) as (at, _, _):
+            read = emit.read(self.x, at, whole, 4)
+            for j in range(8):
+                mine = emit.lanes(read, range(j, block, 8))
+                emit.write(mine, to, b.add(at, word(j * self.lanes)), 4)
+        self.x = to
+
+    def _multiply(self, first: Value, last: Value, outputs: int, most: int) -> None:
+        b, emit = self.b, self.emit
+        many = b.add(first, emit.whole(b.sub(last, first), outputs))
+        groups = emit.groups(self.rows, most)
+        for low, high, width in ((first, many, outputs), (many, last, 1)):
+            with emit.loop(low, high, width) as (i, _, _):
+                for group in groups:
+                    with emit.loop(*group) as (m, _, _):
+                        self._tile(i, width, m, group[2])
+
+    def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
+        """Computes the products of some rows with some outputs."""
+        b, emit, coding, lanes = self.b, self.emit, self.coding, self.lanes
+        mine = [b.add(m, word(j)) for j in range(rows)]
+        columns = [b.add(i, word(j)) for j in range(outputs)]
+        activations = [b.gep(self.x, [b.mul(j, self.inner)]) for j in mine]
+        codes = [b.gep(self.codes, [b.mul(j, self.width)]) for j in columns]
+        ahead = b.mul(self.width, word(outputs))
+        empty = [ir.Constant(self.vector, None)] * (rows * outputs)
+        with emit.loop(word(0), self.inner, coding.block, empty) as (start, now, following):
+            place = b.sdiv(start, word(8 // coding.bits))
+            for each in codes:
+                emit.prefetch(b.gep(each, [b.add(place, ahead)]))
+            group = b.sdiv(start, word(coding.group))
+            at = [b.gep(each, [place]) for each in codes]
+            found = list(now)
+            for piece in coding.pieces:
+                beside = [self._beside(j, group, piece) for j in columns]
+                decoders = [
+                    self._decoder(code, zero) for code, (_, zero) in zip(at, beside, strict=True)
+                ]
+                sums: list[Value] = [None] * (rows * outputs)
+                for j in piece.vectors:
+                    read = [
+                        emit.read(row, b.add(start, word(j * lanes)), self.vector, 4)
+                        for row in activations
+                    ]
+                    for c, decode in enumerate(decoders):
+                        number = decode(j)
+                        for r, row in enumerate(read):
+                            k = r * outputs + c
+                            sums[k] = (
+                                b.fmul(number, row)
+                                if sums[k] is None
+                                else emit.multiply_add(number, row, sums[k])
+                            )
+                for k, total in enumerate(found):
+                    found[k] = emit.multiply_add(sums[k], beside[k % outputs][0], total)
+            following[:] = found
+        for k, total in enumerate(now):
+            r, c = divmod(k, outputs)
+            place = b.add(b.mul(mine[r], self.outputs), columns[c])
+            emit.write(emit.sum(total), self.y, place, 4)
+
+    def _beside(self, output: Value, group: Value, piece: Piece) -> tuple[Value, Value | None]:
+        """Returns the scales of the lanes, and what is subtracted from the codes, or None."""
+        b, emit = self.b, self.emit
+        group = b.add(group, word(piece.first))
+        scale, zero = self.scale_and_zero(output, group, piece.count)
+        scale = self._spread(scale, piece)
+        zero = None if zero is None else self._spread(zero, piece)
+        if self.signs_codes:  # which lie in the highest bits of a word
+            scale = b.fmul(scale, emit.constant(1 / _HIGH, self.lanes))
+            zero = None if zero is None else b.fmul(zero, emit.constant(_HIGH, self.lanes))
+        return scale, zero
+
+    def _spread(self, numbers: Value, piece: Piece) -> Value:
+        """Returns a vector with the number of each lane's group."""
+        if piece.count == 1:
+            return self.emit.splat(numbers, self.lanes)
+        return self.emit.lanes(
+            numbers, [lane * piece.count // self.lanes for lane in range(self.lanes)]
+        )
+
+    @property
+    def _by_table(self) -> bool:
+        """Returns whether the numbers of 4 bits are taken from a register by their codes."""
+        return self.coding.bits == 4 and self.coding.lanes == 16
+
+    def _decoder(self, codes: Value, zeros: Value | None) -> Any:
+        """Returns a function that makes vector j of the numbers of a block."""
+        b, emit, lanes = self.b, self.emit, self.lanes
+        words = ir.VectorType(INT32, lanes)
+
+        def less(numbers: Value) -> Value:
+            return numbers if zeros is None else b.fsub(numbers, zeros)
+
+        def constant(value: int) -> ir.Constant:
+            return ir.Constant(words, [value] * lanes)
+
+        if self.coding.bits == 8:
+
+            def of_bytes(j: int) -> Value:
+                read = emit.read(codes, word(j * lanes), ir.VectorType(INT8, lanes), 1)
+                wide = b.sext if self.coding.signed else b.zext
+                return less(b.sitofp(wide(read, words), self.vector))
+
+            return of_bytes
+        read = emit.read(b.bitcast(codes, INT32.as_pointer()), word(0), words, 1)
+        if self._by_table:
+            numbers = (*FP4, *(-each for each in FP4)) if self.coding.fp4 else range(16)
+            table = ir.Constant(self.vector, [float(each) for each in numbers])
+            one = len(self.coding.pieces) == 1 and self.coding.group >= self.coding.block
+            if one:  # of a block that has one zero
+                table = less(table)
+
+            def of_table(j: int) -> Value:
+                made = emit.looked_up(table, b.lshr(read, constant(4 * j)) if j else read)
+                return made if one else less(made)
+
+            return of_table
+        signed = b.xor(read, constant(0x88888888))
+
+        def of_words(j: int) -> Value:
+            high = b.shl(signed, constant(28 - 4 * j)) if j < 7 else signed
+            return less(b.sitofp(b.and_(high, constant(-(2**28))), self.vector))
+
+        return of_words

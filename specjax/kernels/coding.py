@@ -1,0 +1,104 @@
+"""The layout of a matrix of codes of 4 or 8 bits for which there is a kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+
+ALL = 2**30
+"""The inputs of a group if all inputs of an output share a scale."""
+
+
+TOGETHER = 16
+"""The outputs that are multiplied at once in tiles."""
+
+_SEGMENTS = (128, 64, 32)
+"""The inputs that are summed as whole numbers in tiles: the most that a group has.
+
+Sums of 512 products of 8 bits are exact in float32.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Vectors of a block that are summed before their scale is applied.
+
+    Attributes:
+      vectors: the numbers of these vectors.
+      first: the first group of the vectors' lanes, among those of the block.
+      count: the number of groups that the lanes have.
+    """
+
+    vectors: range
+    first: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Coding:
+    """Codes with scales by group.
+
+    Attributes:
+      bits: of a code: 4, and two codes are a byte, or 8.
+      fp4: the codes are numbers of e2m1.
+      signed: codes of 8 bits are signed.
+      offset: is subtracted from every code.
+      group: the inputs that share a scale; `ALL` if all inputs of an output do.
+      scales: the dtype of the scales; "uint8" for powers of two.
+      zeros: the dtype of the zeros, or None.
+      lanes: the float32 numbers of a vector.
+      segment: the inputs that are summed as whole numbers in tiles (AMX); 0 without them.
+    """
+
+    bits: int
+    fp4: bool
+    signed: bool
+    offset: int
+    group: int
+    scales: str
+    zeros: str | None
+    lanes: int
+    segment: int = 0
+
+    @property
+    def tiles(self) -> bool:
+        return self.segment > 0
+
+    def in_tiles(self, inputs: int, outputs: int) -> Coding | None:
+        """Returns the coding for products in tiles, or None if they cannot be cut so."""
+        fit = (size for size in _SEGMENTS if inputs % size == self.group % size == 0)
+        segment = next(fit, None)
+        if segment is None or outputs < TOGETHER:
+            return None
+        return dataclasses.replace(self, lanes=16, segment=segment)
+
+    @property
+    def name(self) -> str:
+        return (
+            f"specjax_codes_{self.kind}_{self.offset}_{self.group}_{self.scales}_{self.zeros}"
+            f"_{self.lanes}_{self.segment}"
+        ).replace("-", "m")
+
+    @property
+    def kind(self) -> str:
+        """The dtype of the codes."""
+        return f"{'fp' if self.fp4 else 'int' if self.signed else 'uint'}{self.bits}"
+
+    def takes(self, inputs: int) -> bool:
+        """Returns whether blocks divide the inputs, and pieces of blocks have whole groups."""
+        least = 8 if self.bits == 4 else self.lanes
+        whole = self.block % self.group == 0 or self.group % self.block == 0 or self.group == ALL
+        table = self.lanes == 16 or not self.fp4
+        return inputs % self.block == 0 and self.group % least == 0 and whole and table
+
+    @property
+    def block(self) -> int:
+        """The inputs whose codes are decoded at once."""
+        return self.lanes * (8 if self.bits == 4 else 4)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Cuts a block into its pieces."""
+        if self.bits == 4:
+            return [Piece(range(8), 0, max(1, self.block // self.group))]
+        each = min(self.group, self.block) // self.lanes
+        return [Piece(range(i, i + each), i // each, 1) for i in range(0, 4, each)]

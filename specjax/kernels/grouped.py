@@ -1,0 +1,115 @@
+"""Computes x @ w for few rows of x, where w is a matrix of codes with scales by group."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.kernels import available
+from specjax.kernels.coding import ALL, Coding
+
+_MOST_ROWS = {8: 16, 16: 32}
+"""The most rows for which the kernels were faster than XLA, by the float32 numbers of a vector.
+
+Those of 8 were not measured; of 16, 48 rows of a matrix [2048, 768] took as long.
+"""
+
+_MOST_IN_TILES = 128
+"""The most rows in tiles: 128 took 0.4 times as long as with XLA."""
+
+_SCALES = ("float32", "bfloat16", "float16", "uint8")
+_ZEROS = (None, "uint8", "int8")
+
+
+def coding_of(
+    codes: Array,
+    scales: Array,
+    zeros: Array | None,
+    *,
+    inputs: int,
+    group: int,
+    offset: int,
+    pairs: bool,
+    fp4: bool,
+) -> Coding | None:
+    """Returns the layout of a matrix [outputs, inputs] or a stack of them; None without a kernel.
+
+    Args:
+      codes: [..., outputs, bytes] in uint8 with `pairs`, else in int8 or uint8.
+      scales: [..., outputs, groups].
+      zeros: as `scales`, whole numbers; or None.
+      inputs: of the matrix.
+      group: the inputs that share a scale.
+      offset: is subtracted from every code.
+      pairs: two codes of 4 bits are a byte; the code of the even input is the low one.
+      fp4: the codes are numbers of e2m1.
+    """
+    bits = 4 if pairs else 8
+    kinds = ("uint8",) if pairs else ("uint8", "int8")
+    kind_of_zeros = None if zeros is None else zeros.dtype.name
+    known = (
+        codes.size > 0
+        and codes.dtype.name in kinds
+        and codes.shape[-1] * (8 // bits) == inputs
+        and scales.shape[:-1] == codes.shape[:-1]
+        and scales.shape[-1] in (1, -(-inputs // group))
+        and (zeros is None or zeros.shape == scales.shape)
+        and scales.dtype.name in _SCALES
+        and kind_of_zeros in _ZEROS
+    )
+    if not known or (fp4 and not pairs):
+        return None
+    lanes = available.lanes()
+    if scales.shape[-1] == 1:
+        group = ALL
+    made = Coding(
+        bits, fp4, codes.dtype.name == "int8", offset, group, scales.dtype.name, kind_of_zeros,
+        lanes,
+    )  # fmt: skip
+    if available.tiles() and (tiled := made.in_tiles(inputs, codes.shape[-2])) is not None:
+        return tiled
+    while lanes >= 4:
+        made = dataclasses.replace(made, lanes=lanes)
+        if made.takes(inputs):
+            return made
+        lanes //= 2
+    return None
+
+
+def takes_codes(rows: int, coding: Coding | None) -> bool:
+    """Returns whether `few_rows_of_codes` multiplies this many rows."""
+    if coding is None:
+        return False
+    most = _MOST_IN_TILES if coding.tiles else _MOST_ROWS.get(coding.lanes, 16)
+    return 0 < rows <= most and available.made("codes", coding.kind, coding) is not None
+
+
+def few_rows_of_codes(
+    coding: Coding, x: Array, codes: Array, scales: Array, zeros: Array | None, number: Array | None
+) -> Array:
+    """Computes x @ the matrix, in a program for one CPU.
+
+    Args:
+      coding: says what the codes stand for; see `coding_of` for them.
+      x: [B, N, K] or [N, K] of any dtype.
+      codes, scales, zeros: of a matrix, or of a stack [E, ...].
+      number: of the matrix in the stack, in [0, E); None without a stack.
+
+    Returns:
+      [B, N, outputs] or [N, outputs] in float32.
+    """
+    target = available.made("codes", coding.kind, coding)
+    if target is None:
+        raise ValueError(f"no kernel for {coding.kind} on this CPU; ask `takes_codes` first")
+    parts = [part for part in (codes, scales, zeros) if part is not None]
+    if number is None:
+        parts, number = [part[None] for part in parts], jnp.zeros((), jnp.int32)
+    parts.append(number.astype(jnp.int32).reshape(1))
+    outputs = codes.shape[-2]
+    rows = x.reshape(-1, *(1, *x.shape)[-2:]).astype(jnp.float32)
+    shape = jax.ShapeDtypeStruct((*rows.shape[:2], outputs), jnp.float32)
+    call = jax.ffi.ffi_call(target, shape, vmap_method="sequential")
+    return call(rows, *parts).reshape(*x.shape[:-1], outputs)

@@ -1,0 +1,117 @@
+"""Matrices of codes with scales by group, and what their kernels must give."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from specjax import kernels
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+class Case(NamedTuple):
+    """A layout, and the size of a matrix in it."""
+
+    outputs: int
+    inputs: int
+    group: int
+    codes: str  # int4, fp4, int8 or uint8
+    scales: str = "bfloat16"
+    offset: int = 0
+    zeros: bool = False
+
+
+CASES = [
+    Case(50, 768, 128, "int4", offset=8),
+    Case(37, 1024, 32, "int4", "float16", offset=8),  # as GGUF's Q4_0
+    Case(33, 576, 64, "int4", "float32", offset=8),  # no multiple of 128
+    Case(40, 96, 32, "int4", offset=8, zeros=True),
+    Case(50, 256, 128, "int4", "float16", zeros=True),  # as AWQ
+    Case(21, 256, 32, "int4", "float32", zeros=True),
+    Case(50, 256, 256, "int4", offset=8),
+    Case(20, 256, 32, "fp4", "uint8"),  # MXFP4
+    Case(20, 256, 128, "fp4", "uint8"),
+    Case(50, 768, 32, "int8", "float16"),  # Q8_0
+    Case(50, 768, 768, "int8", "float32"),
+    Case(20, 256, 16, "int8"),
+    Case(20, 96, 32, "uint8", offset=128, zeros=True),
+]
+
+
+class Drawn(NamedTuple):
+    codes: jax.Array
+    scales: jax.Array
+    zeros: jax.Array | None
+    wide: np.ndarray  # [inputs, outputs] float64
+    layout: dict  # the keywords of `kernels.coding_of`
+
+
+def drawn(case: Case) -> Drawn:
+    """A random matrix of a case."""
+    rng = np.random.default_rng(case.inputs + case.outputs)
+    bits = 4 if case.codes.endswith("4") else 8
+    raw = rng.integers(0, 2**bits, (case.outputs, case.inputs)).astype(np.uint8)
+    shape = case.outputs, case.inputs // case.group
+    if case.scales == "uint8":
+        scales = rng.integers(124, 130, shape).astype(np.uint8)
+        factors = 2.0 ** (scales.astype(np.float64) - 127)
+    else:
+        kind = ml_dtypes.bfloat16 if case.scales == "bfloat16" else np.dtype(case.scales)
+        scales = rng.uniform(0.5, 1.5, shape).astype(kind)
+        factors = scales.astype(np.float64)
+    zeros = rng.integers(0, 2**bits, shape).astype(np.uint8) if case.zeros else None
+    codes = raw.view(np.int8) if case.codes == "int8" else raw
+    wide = codes.astype(np.float64) - case.offset
+    if case.codes == "fp4":
+        wide = np.concatenate([_E2M1, -_E2M1])[raw]
+    if zeros is not None:
+        wide = wide - np.repeat(zeros.astype(np.float64), case.group, 1)
+    wide = wide * np.repeat(factors, case.group, 1)
+    if bits == 4:
+        codes = raw[:, 0::2] | (raw[:, 1::2] << 4)
+    layout = dict(
+        inputs=case.inputs, group=case.group, offset=case.offset, pairs=bits == 4,
+        fp4=case.codes == "fp4",
+    )  # fmt: skip
+    held = None if zeros is None else jnp.asarray(zeros)
+    return Drawn(jnp.asarray(codes), jnp.asarray(scales), held, wide.T, layout)
+
+
+def coding(made: Drawn) -> kernels.Coding | None:
+    return kernels.coding_of(made.codes, made.scales, made.zeros, **made.layout)
+
+
+def check(case: Case, rows: tuple[int, ...]):
+    """A product is that of the numbers, and the first rows have the bits that they have alone."""
+    made = drawn(case)
+    layout = coding(made)
+    assert layout is not None and kernels.takes_codes(16, layout)
+    multiply = functools.partial(kernels.few_rows_of_codes, layout)
+    parts = made.codes, made.scales, made.zeros
+
+    @jax.jit
+    def all_and_some(x: jax.Array) -> list[jax.Array]:
+        return [multiply(x[:n], *parts, None) for n in (16, *rows)] + [
+            multiply(x[9:11], *parts, None)
+        ]
+
+    x = np.random.default_rng(1).normal(size=(16, case.inputs)).astype(np.float32)
+    x[4], x[5, 1] = 0, 1e4
+    x[6] *= 1e-20
+    whole, *firsts, middle = map(np.asarray, all_and_some(x))
+    exact = x.astype(np.float64) @ made.wide
+    assert (np.abs(whole - exact).max(1) <= 1e-6 * np.abs(exact).max(1)).all()
+    for count, some in zip(rows, firsts, strict=True):
+        assert some.tobytes() == whole[:count].tobytes()
+    assert middle.tobytes() == whole[9:11].tobytes()
+    x[3, 5], x[9, 7] = np.nan, np.inf
+    spoilt = np.asarray(all_and_some(x)[0])
+    assert not np.isfinite(spoilt[[3, 9]]).any(), "a number that is not finite was lost"
+    others = np.delete(np.arange(16), [3, 9])
+    assert spoilt[others].tobytes() == whole[others].tobytes()
