@@ -116,6 +116,25 @@ def make_key(seed: int | Array | np.ndarray) -> Array:
     return jax.random.key(seed, impl=_IMPLEMENTATION)
 
 
+def folded_keys(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Returns `jax.random.fold_in(make_key(seed), number)` of each row, [rows, 2] uint32.
+
+    It is computed on the host, without a program: the bits are those of JAX.
+    """
+    zeros = np.zeros(seeds.shape, np.uint32)
+    first, second, x, y = zeros, seeds.astype(np.uint32), zeros, numbers.astype(np.uint32)
+    schedule = first, second, first ^ second ^ np.uint32(0x1BD11BDA)
+    turns = (13, 15, 26, 6), (17, 29, 16, 24)
+    x, y = x + schedule[0], y + schedule[1]
+    for group in range(5):
+        for turn in turns[group % 2]:
+            x = x + y
+            y = (y << np.uint32(turn) | y >> np.uint32(32 - turn)) ^ x
+        x = x + schedule[(group + 1) % 3]
+        y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return np.stack([x, y], axis=-1)
+
+
 def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
     """Returns `key` as [rows] typed keys.
 

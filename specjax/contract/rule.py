@@ -30,6 +30,10 @@ class Rule(abc.ABC):
     chain_only: ClassVar[bool] = False
     """True if the rule judges chains only."""
 
+    by_node: ClassVar[bool] = False
+    """True if the rule only compares drafts with a token that it draws after each node, as
+    argmax(logits + noise), and `walk` finds the last draft that agrees."""
+
     @classmethod
     def fixes_text(cls) -> bool:
         """Returns whether a text depends on its key only, and not on the drafts."""
@@ -53,3 +57,7 @@ class Rule(abc.ABC):
           tree: depth [N], ancestors [N, N] and paths [N, D + 1] of the proposal's nodes.
           logits: [N, V] float32, the target's warped logits after each node.
         """
+
+    def walk(self, proposal: Proposal, wanted: Array) -> Verdict:
+        """Judges one row from the token [N] after each node; for a rule that is `by_node`."""
+        raise NotImplementedError(f"{type(self).__name__} sets by_node=True and lacks walk")

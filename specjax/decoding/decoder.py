@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,7 @@ from specjax.sampling import (
     PositionDraw,
     Sampling,
     SharedDraw,
+    argmax,
     keys_of_rows,
     warp,
 )
@@ -76,6 +78,10 @@ _Layout = tuple[NamedSharding | None, ...] | None
 
 _ONE_PASS = 64
 """The most nodes of all rows that a GPU always reads: their pass takes as long as one token's."""
+
+
+_SMALL = 4096
+"""The tokens of a vocabulary that are warped after all nodes as fast as after one."""
 
 
 _Made = tuple[Verdict, ModelOutput, Array]
@@ -273,33 +279,72 @@ class Decoder:
         tree = dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
         proposal = dataclasses.replace(proposal, parent=tree.parent)
 
-        reading = params.target, state, proposal, tree, draw
+        reading = params.target, state, proposal, tree
         num_nodes = proposal.tokens.shape[1]
         widens = state.cache.widened(num_nodes) is not None
         narrower = self.proposer.narrower if widens else ()
         if prefers_one_pass() and not self.target.sparse and proposal.tokens.size <= _ONE_PASS:
             narrower = ()
         if not narrower:
-            verdict, output, logits = self._read(num_nodes, state.cache, *reading)
+            output = self._read(num_nodes, state.cache, *reading)
+            verdict, logits = self._judge(num_nodes, state, proposal, tree, output, draw)
             return Verification(verdict, tree, output, logits)
         # The narrowest width that holds the drafts of all rows.
         widths = (*narrower, num_nodes)
         last = jnp.max(jnp.where(proposal.parent != ABSENT, jnp.arange(num_nodes), 0))
         chosen = jnp.searchsorted(jnp.array(widths), last + 1, method="compare_all")
-        read = functools.partial(self._read, widths[0])
-        shapes = jax.eval_shape(lambda cache: read(cache, *reading), state.cache)
+
+        def few(width: int, cache: Cache) -> _Made:
+            """Reads, warps and judges the first nodes; the results of the others are 0."""
+            output = self._read(width, cache, *reading)
+            verdict, logits = self._judge(width, state, proposal, tree, output, draw)
+            if width == num_nodes:
+                return verdict, output, logits
+            padded = jax.tree.map(
+                lambda x: jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))),
+                (output.logits, output.hidden, output.features, logits),
+            )
+            cache = output.staged.widened(num_nodes)
+            return verdict, ModelOutput(padded[0], padded[1], cache, padded[2]), padded[3]
+
+        shapes = jax.eval_shape(functools.partial(few, widths[0]), state.cache)
         bare = dataclasses.replace(shapes[1], cache=None)
         verdict, output, logits = _zeros((shapes[0], bare, shapes[2]))
         cache = state.cache.staged_as(shapes[1].staged)
         made = verdict, dataclasses.replace(output, cache=cache), logits
 
         def reader(width: int) -> Callable[[_Made], _Made]:
-            return lambda made: self._read(width, made[1].staged, *reading)
+            return lambda made: few(width, made[1].staged)
 
-        for index, width in enumerate(narrower):
-            with jax.named_scope("fewer_drafts"):
+        # What judges a node takes as long to compile as a pass.
+        shared = self.rule.by_node and draw is None and len(widths) > 2
+        own = widths[:1] if shared else widths
+        for index, width in enumerate(own):
+            with jax.named_scope("fewer_drafts") if width < num_nodes else nullcontext():
                 made = apply_if(chosen == index, reader(width), made)
-        made = apply_if(chosen == len(narrower), reader(num_nodes), made)
+
+        def fill(width: int, known: ModelOutput) -> ModelOutput:
+            output = self._read(width, known.staged, *reading)
+            # In place: what is read of few tokens is a small part of these arrays.
+            filled = jax.tree.map(
+                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, 0, 1),
+                (known.logits, known.hidden, known.features),
+                (output.logits, output.hidden, output.features),
+            )
+            cache = output.staged.widened(num_nodes) if width < num_nodes else output.staged
+            return ModelOutput(filled[0], filled[1], cache, filled[2])
+
+        def many(made: _Made) -> _Made:
+            """Reads at one of the greater widths, and judges node by node."""
+            output = dataclasses.replace(made[1], logits=jnp.zeros_like(made[1].logits))
+            for index, width in enumerate(widths[1:], start=1):
+                with jax.named_scope("fewer_drafts") if width < num_nodes else nullcontext():
+                    output = apply_if(chosen == index, functools.partial(fill, width), output)
+            verdict, logits = self._judge_nodes(state, proposal, tree, output, last + 1)
+            return verdict, output, logits
+
+        if shared:
+            made = apply_if(chosen > 0, many, made)
         verdict, output, logits = made
         return Verification(verdict, tree, output, logits)
 
@@ -311,36 +356,71 @@ class Decoder:
         state: DecodeState,
         proposal: Proposal,
         tree: Tree,
-        draw: Draw | None,
-    ) -> _Made:
-        """Reads the first `width` nodes, warps the logits after them, and judges the drafts.
+    ) -> ModelOutput:
+        """Reads the first `width` nodes."""
+        positions = (state.cache.length[:, None] + tree.depth)[:, :width]
+        seen = None if self.proposer.is_chain else tree.ancestors[:, :width, :width]
+        tokens = proposal.tokens[:, :width]
+        return self.target.apply(params, tokens, positions, cache, seen, taps=self.proposer.taps)
 
-        The results of the other nodes are 0.
-        """
-        num_nodes, target = proposal.tokens.shape[1], self.target
-        positions = state.cache.length[:, None] + tree.depth
+    def _judge(
+        self,
+        width: int,
+        state: DecodeState,
+        proposal: Proposal,
+        tree: Tree,
+        output: ModelOutput,
+        draw: Draw | None,
+    ) -> tuple[Verdict, Array]:
+        """Warps the logits after the first `width` nodes, and judges the drafts among them."""
         drafts = jax.tree.map(lambda x: x[:, :width], proposal)
         part = jax.tree.map(lambda x: x[:, :width], tree)
         part = part.replace(ancestors=part.ancestors[..., :width])
-        seen = None if self.proposer.is_chain else part.ancestors
-        out = target.apply(
-            params, drafts.tokens, positions[:, :width], cache, seen, taps=self.proposer.taps
-        )
         paths = state.processors and jax.vmap(Tree.path_tokens)(part, drafts.tokens)
-        logits = self._warp(state, out.logits, paths)
+        logits = self._warp(state, output.logits, paths)
         row = (self._draw(state, width) if draw is None else draw, drafts, part, logits)
         if state.rule is None:
-            verdict = jax.vmap(self.rule)(*row)
+            return jax.vmap(self.rule)(*row), logits
+        return jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row), logits
+
+    def _judge_nodes(
+        self, state: DecodeState, proposal: Proposal, tree: Tree, output: ModelOutput, count: Array
+    ) -> tuple[Verdict, Array]:
+        """Judges as `_judge` the first `count` nodes, one after the other, by one small program."""
+        known: Processors | None = state.processors
+        masks = None if known is None else known.masks
+        paths = known and jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
+        root, sampled = jnp.zeros(1, jnp.int32), (state.sampling.temperature > 0).any()
+
+        def at(x: Array, n: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, n, 1, 1)
+
+        def put(x: Array, new: Array, n: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(x, new, n, 1)
+
+        def noise(n: Array) -> Array:
+            there = dataclasses.replace(state, length=state.length + at(tree.depth, n)[:, 0])
+            return jax.vmap(lambda draw: draw.noise(root, root))(self._draw(there, 1))
+
+        def turn(n: Array, made: tuple[Array, Array]) -> tuple[Array, Array]:
+            here = state
+            if known is not None:
+                mask = None if masks is None else at(jnp.asarray(masks), n)
+                alone = dataclasses.replace(known, masks=mask)
+                here = dataclasses.replace(state, processors=alone)
+            path = None if paths is None else at(paths, n)
+            warped = self._warp(here, at(output.logits, n), path)
+            return put(made[0], warped, n), put(made[1], argmax(warped + noise(n)), n)
+
+        nothing = jnp.zeros(output.logits.shape, jnp.float32)
+        if self.target.vocab_size > _SMALL:
+            begun = nothing, jnp.zeros_like(proposal.tokens)
+            logits, wanted = jax.lax.fori_loop(0, count, turn, begun)
         else:
-            verdict = jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row)
-        if width == num_nodes:
-            return verdict, out, logits
-        padded = jax.tree.map(
-            lambda x: jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))),
-            (out.logits, out.hidden, out.features, logits),
-        )
-        cache = out.staged.widened(num_nodes)
-        return verdict, ModelOutput(padded[0], padded[1], cache, padded[2]), padded[3]
+            logits, drawn = self._warp(state, output.logits, paths), jnp.where(sampled, count, 0)
+            drawn = jax.lax.fori_loop(0, drawn, lambda n, made: put(made, noise(n), n), nothing)
+            wanted = argmax(logits + drawn)
+        return jax.vmap(self.rule.walk)(proposal, wanted), logits
 
     def commit(
         self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification

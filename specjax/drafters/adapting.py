@@ -67,10 +67,10 @@ class AdaptiveDrafter(Drafter):
         return AdaptiveParams(
             lookup=lookup,
             drafter=drafter,
-            seconds=jnp.array(seconds, jnp.float32),
-            forced=jnp.array(MEASURED, jnp.int32),
-            prior=jnp.array(self.prior, jnp.float32),
-            pause=jnp.full(2, PAUSE, jnp.int32),
+            seconds=jnp.asarray(np.array(seconds, np.float32)),
+            forced=jnp.asarray(np.array(MEASURED, np.int32)),
+            prior=jnp.asarray(np.array(self.prior, np.float32)),
+            pause=jnp.asarray(np.full(2, PAUSE, np.int32)),
         )
 
 

@@ -32,7 +32,7 @@ from specjax.parallel import (
     replicate,
     shard_params,
 )
-from specjax.sampling import make_key
+from specjax.sampling import folded_keys
 from specjax.tuning import Learned, about, option_seconds, read_plan
 from specjax.types import ABSENT, DecodeState, Params
 
@@ -171,7 +171,7 @@ def _inputs(prepared: Prepared, endless: bool) -> dict[str, Any]:
         "prompt": prepared.prompt,
         "prompt_length": prepared.lengths,
         "sampling": prepared.sampling,
-        "key": jax.vmap(lambda seed, row: jax.random.fold_in(make_key(seed), row))(seeds, rows),
+        "key": folded_keys(seeds, rows),
         "num_drafts": prepared.num_drafts,
         "documents": prepared.documents,
         "processors": prepared.processors,

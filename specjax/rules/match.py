@@ -33,18 +33,20 @@ class Match(Rule):
 
     exact = True
     shared_noise = True
+    by_node = True
 
     def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
         num_nodes = proposal.tokens.shape[0]
         noise = draw.noise(jnp.arange(num_nodes), tree.depth)
-        wanted = sampling.argmax(logits + noise)
+        return self.walk(proposal, sampling.argmax(logits + noise))
 
+    def walk(self, proposal: Proposal, wanted: Array) -> Verdict:
         # Children come after their parent, so one pass over the nodes walks down any tree.
         def visit(node: Array, n: Array) -> tuple[Array, None]:
             follow = (proposal.parent[n] == node) & (proposal.tokens[n] == wanted[node])
             return jnp.where(follow, n, node), None
 
         node, _ = jax.lax.scan(
-            visit, jnp.int32(0), jnp.arange(1, num_nodes, dtype=jnp.int32), unroll=True
+            visit, jnp.int32(0), jnp.arange(1, len(wanted), dtype=jnp.int32), unroll=True
         )
         return Verdict(node, wanted[node])

@@ -56,7 +56,8 @@ class Learned:
 
     def learn(self, state: DecodeState) -> None:
         """Takes the acceptance rates of a finished text into `prior`."""
-        for part, rates in state.proposer.rates_by_part().items():
+        known = dataclasses.replace(state.proposer, rates=to_host(state.proposer.rates))
+        for part, rates in known.rates_by_part().items():
             self.learn_rates(part, rates)
 
     def learn_rates(self, part: int, rates: Rates) -> None:
@@ -68,7 +69,7 @@ class Learned:
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
     # An array that was put onto the one device by name would compile everything again.
-    made = jnp.asarray(new, old.dtype)
+    made = jnp.asarray(np.asarray(new, old.dtype))
     return made if len(old.sharding.device_set) == 1 else jax.device_put(made, old.sharding)
 
 

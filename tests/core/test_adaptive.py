@@ -13,7 +13,7 @@ from toys import TABLES as toys
 from watched import Watched
 
 import specjax
-from specjax import RULES, Decoder, NGram, Params
+from specjax import RULES, Decoder, NGram, Params, Processors
 from specjax.methods import DraftSource
 from specjax.proposers import AT_ONCE, MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain
 from specjax.proposers.adaptive.policy import POLICY, Policy
@@ -120,6 +120,34 @@ def test_an_option_can_be_forced(option):
     jax.effects_barrier()
     assert set(target.widths) == {PROPOSER.options[option][1] + 1}
     assert toys.texts(state) == plain()
+
+
+@pytest.mark.parametrize("small", [0, toys.VOCAB])
+def test_nodes_are_judged_one_by_one_as_all_at_once(small, monkeypatch):
+    """Widths that share what judges a node have the logits and verdicts of widths with their own:
+    a verification with given noise takes these."""
+    monkeypatch.setattr("specjax.decoding.decoder._SMALL", small)
+    dec, propose, *_ = stages()
+    processors = Processors.create(4, toys.VOCAB, repetition_penalty=1.3, bad_words=[[3, 4]])
+    settings = {
+        "temperature": [0.0, 0.9, 0.5, 1.0],
+        "top_k": 5,
+        "top_p": 0.9,
+        "processors": processors,
+    }
+    state = toys.prefill(dec, arrays(), **settings)
+    verify = jax.jit(dec.verify)
+    draw, accepted = dec._draw(state), set()
+    for option in range(1, len(PROPOSER.options)):
+        params = arrays(forced=option)
+        proposal, drafted = propose(params, state)
+        alone, shared = (verify(params, drafted, proposal, *given) for given in ((draw,), ()))
+        count = PROPOSER.options[option][1] + 1
+        jax.tree.map(np.testing.assert_array_equal, shared.verdict, alone.verdict)
+        jax.tree.map(np.testing.assert_array_equal, shared.output, alone.output)
+        np.testing.assert_array_equal(shared.logits[:, :count], alone.logits[:, :count])
+        accepted |= set(np.asarray(shared.verdict.node).tolist())
+    assert len(accepted) > 1
 
 
 @pytest.mark.parametrize("pauses", [(1,), (2, 1), (5, 3, 4), (9,)])

@@ -164,6 +164,20 @@ def test_values_must_fit_the_rows():
         Sampling.create(2, temperature=[1, 1, 1])
 
 
+def test_keys_of_rows_on_the_host_have_the_bits_of_jax():
+    seeds = np.random.default_rng(0).integers(0, 2**32, 40, np.uint32)
+    seeds[:4] = 0, 1, 2**31, 2**32 - 1
+    numbers = np.arange(40, dtype=np.int32)[::-1]
+
+    @jax.vmap
+    def of_jax(seed, number):
+        return jax.random.key_data(jax.random.fold_in(sampling.make_key(seed), number))
+
+    np.testing.assert_array_equal(
+        sampling.folded_keys(seeds, numbers), jax.jit(of_jax)(seeds, numbers)
+    )
+
+
 create_shared = jax.jit(sampling.SharedDraw.create, static_argnums=(2, 3))
 
 
