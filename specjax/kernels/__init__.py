@@ -20,6 +20,12 @@ if TYPE_CHECKING:
         takes,
         takes_stacked,
     )
+    from specjax.kernels.paging import (
+        few_queries_of_pages,
+        takes_pages,
+        write_pages,
+        writes_pages,
+    )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
 
 __getattr__ = lazily(__name__, __file__)
@@ -27,6 +33,7 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "MOST_TOKENS",
     "few_queries",
+    "few_queries_of_pages",
     "few_queries_on_gpu",
     "few_rows",
     "few_rows_of",
@@ -34,6 +41,9 @@ __all__ = [
     "takes",
     "takes_attention",
     "takes_attention_on_gpu",
+    "takes_pages",
     "takes_stacked",
     "usable",
+    "write_pages",
+    "writes_pages",
 ]
