@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from specjax.processors import Processors
     from specjax.proposers import (
         Adaptive,
+        Aligned,
         BestFirst,
         Chain,
         ChoiceTree,
@@ -88,6 +89,7 @@ __all__ = [
     "PROPOSERS",
     "RULES",
     "Adaptive",
+    "Aligned",
     "Automaton",
     "BestFirst",
     "Block",

@@ -216,7 +216,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
     # Each filter keeps the tokens from a least logit on, and a branch returns that [B, N, 1] alone:
     # XLA would copy all logits that a branch returns.
-    nothing = jnp.full((*scaled.shape[:-1], 1), -jnp.inf)
+    nothing = jnp.full((*scaled.shape[:-1], 1), -jnp.inf, jnp.float32)
 
     def of_top_k(x: Array) -> Array:
         size = x.shape[-1]

@@ -166,6 +166,17 @@ def documents(value):
     return REFUSED if any(found and prompts(found) is REFUSED for found in lists) else value
 
 
+def expected(value):
+    """Token ids or None for each prompt."""
+    entries = listed(value)
+    if entries is None:
+        return value if value is None else REFUSED
+    if len(entries) != ROWS or any(isinstance(entry, str) for entry in entries):
+        return REFUSED
+    kept = [entry for entry in entries if entry is not None]
+    return REFUSED if any(ids(entry) is REFUSED for entry in kept) else value
+
+
 def messages(value):
     entries = listed(value)
     if not entries:
@@ -224,6 +235,7 @@ MEANINGS = {
     "proposer": (only(None), lambda c, w: isinstance(c.decoder.proposer, specjax.Adaptive)),
     "adapter": (only(None), anything),
     "documents": (documents, lambda c, w: (c.documents is None) == (w is None)),
+    "expected": (expected, lambda c, w: (c.documents is None) == (w is None)),
     "drafter": (only(None), anything),
     "speculative_config": (only(None), anything),
     "chat_template_kwargs": (only(None), anything),

@@ -43,6 +43,7 @@ def cases(sizes: dict[str, Any], original: int) -> dict[str, _Cases]:
                 **grouped, **slides, "rope_parameters": kinds, "attention_bias": True
             },
         },
+        "mimo": {"biases": {**grouped, "use_sliding_window": False, "sliding_window": None}},
         "seed_oss": {
             "biases": heads,
             "other biases": {

@@ -11,7 +11,7 @@ import transformers
 
 transformers.utils.logging.disable_progress_bar()
 
-THEIRS = {"kimi_k2": "deepseek_v3"}
+THEIRS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 """Families that transformers has under another name."""
 
 

@@ -376,8 +376,10 @@ def _found(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _is_grouped(instruction: Instruction) -> bool:
-    """Returns whether it is a TPU's kernel of `ragged_dot`, which reads the chosen experts."""
-    return instruction.opcode == "custom-call" and "ragged_dot_tiling" in instruction.line
+    """Returns whether it is a kernel that reads the chosen experts: a TPU's, or ours for a GPU."""
+    return instruction.opcode == "custom-call" and (
+        "ragged_dot_tiling" in instruction.line or "/few_experts/" in instruction.op_name
+    )
 
 
 def _leaves_the_chip(within: Computation, instruction: Instruction) -> bool:

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
-    from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, automatic, widths_of
+    from specjax.drafters.adapting import (
+        PRIOR,
+        AdaptiveDrafter,
+        adaptive,
+        automatic,
+        expecting,
+        widths_of,
+    )
     from specjax.drafters.arranging import CHAIN, arrange, as_chain
     from specjax.drafters.by_name import NUMBERS, SELF, SHAPES, drafter_by_name, own_drafter
     from specjax.drafters.costs import cost_aware
@@ -49,6 +56,7 @@ __all__ = [
     "automatic",
     "cost_aware",
     "drafter_by_name",
+    "expecting",
     "first_of",
     "load_drafter",
     "load_mtp",

@@ -15,7 +15,15 @@ from specjax.drafters.arranging import CHAIN, as_chain
 from specjax.drafters.folder import mtp_of
 from specjax.methods import Adapter, BoundDrafter, Drafter, make_drafter
 from specjax.models import LanguageModel
-from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
+from specjax.proposers import (
+    MEASURED,
+    PAUSE,
+    Adaptive,
+    AdaptiveParams,
+    Aligned,
+    FirstOf,
+    NGram,
+)
 
 _LADDER = (1, 3, 5, 9, 17, 33)
 """Widths, in tokens that the target may read of a row, up to the depth of the drafts and one."""
@@ -71,6 +79,7 @@ def automatic(
     draft: LanguageModel | None = None,
     dtype: str | None = None,
     num_drafts: int = CHAIN,
+    expects: bool = False,
 ) -> Drafter:
     """The drafter of `proposer="auto"`: prompt lookup, and a draft model or the target's MTP layer.
 
@@ -78,18 +87,26 @@ def automatic(
       target, draft: loaded models.
       dtype: "int8" or "int4" rounds the weights of the draft.
       num_drafts: the greatest depth of the drafts.
+      expects: the rows have texts that are expected of them.
 
     Raises:
       ValueError: as `make_drafter`.
     """
+    lookup = expecting(num_drafts) if expects else NGram(num_drafts)
     own = _own_layer(target) if draft is None else None
     if own is not None:
-        return adaptive(as_chain(own, num_drafts))
+        return adaptive(as_chain(own, num_drafts), lookup)
     if draft is None:
-        return adaptive(lookup=NGram(num_drafts))
+        return adaptive(lookup=lookup)
     chain = make_drafter(target, draft, dtype=dtype, num_drafts=num_drafts)
     # Another tokenizer's draft has to read every token, in steps without drafts too.
-    return adaptive(chain) if chain.proposer.resumes else chain
+    return adaptive(chain, lookup) if chain.proposer.resumes else chain
+
+
+def expecting(num_drafts: int) -> Proposer:
+    """Returns a proposer for rows with expected texts, in which it looks up where a row differs."""
+    found = FirstOf(Aligned(num_drafts, agreed=True), NGram(num_drafts))
+    return FirstOf(found, Aligned(num_drafts))
 
 
 def _own_layer(target: LanguageModel) -> Drafter | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         INDEX,
         SINGLE,
         check_links,
+        file_of,
         listed,
         named,
         read_json,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         replacing,
         weight_files,
     )
-    from specjax.files.gguf import file_of, tensors_of
+    from specjax.files.gguf import tensors_of
     from specjax.files.headers import (
         KINDS,
         WHOLE,

@@ -15,7 +15,7 @@ import pathlib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,22 +26,23 @@ from jax.typing import DTypeLike
 from specjax._internal.checks import chosen, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
 from specjax._internal.platforms import Device, default_devices, widens_bfloat16
+from specjax.files import gguf
+from specjax.files import packed as packed_files
 from specjax.files.config import read_config, text_config
 from specjax.files.folder import (
     CONFIG,
     INDEX,
     SINGLE,
+    file_of,
     named,
     read_bytes,
     read_json,
     replacing,
     weight_files,
 )
-from specjax.files.gguf import file_of, tokenizer_in
 from specjax.files.headers import headers_once, open_tensors
 from specjax.files.hub import TOKENIZER, find_folder
-from specjax.files.lora import Lora, open_lora
-from specjax.files.packed import Scheme, described, quantisation_of, read_scheme, unquantised
+from specjax.files.packed import described, quantisation_of, read_scheme, unquantised
 from specjax.files.tensors import read_params, write_params
 from specjax.files.tokenizer import find_tokenizer, tokenizer_inside
 from specjax.models import (
@@ -61,6 +62,9 @@ from specjax.models import (
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.types import Weights
+
+if TYPE_CHECKING:
+    from specjax.files.lora import Lora
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 _INT4 = "int4"
@@ -140,7 +144,11 @@ def load(
     dtype = check_dtype(_usual_dtype(device) if dtype is None else dtype)
     chosen("precision", precision, (None, *PRECISIONS))
     folder = find_folder(path, revision)
-    adapter = None if lora is None else open_lora(lora)
+    adapter = None
+    if lora is not None:
+        from specjax.files.lora import open_lora
+
+        adapter = open_lora(lora)
     with named(folder):
         outline = _outline(path, folder, adapter)
     config = ours = outline.config
@@ -194,7 +202,7 @@ class Outline:
     files: Mapping[str, bytes]
     mtp: int
     folder: pathlib.Path
-    scheme: Scheme | None = None  # what the folder says about packed weights
+    scheme: packed_files.Scheme | None = None  # what the folder says about packed weights
 
     def with_weights(self, model: LinenModel, params: Weights) -> LanguageModel:
         shared = {
@@ -227,16 +235,16 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
     files = {
         name: read_bytes(place / name) for name, place in places.items() if (place / name).exists()
     }
-    gguf = file_of(folder)
-    own = {} if gguf is None or "tokenizer.json" in files else tokenizer_in(gguf)
+    file = file_of(folder)
+    own = {} if file is None or "tokenizer.json" in files else gguf.tokenizer_in(file)
     files = {**own, **files}
     # The flag of a tied matrix may differ, and a GGUF file has fields of its own.
-    if gguf is not None or json.loads(files[CONFIG]) != config:
+    if file is not None or json.loads(files[CONFIG]) != config:
         files[CONFIG] = _json(config)
     generation = read_json(home / _GENERATION) if _GENERATION in files else {}
     eos, defaults = _eos(folder, generation, text_config(config)), _defaults(folder, generation)
-    if gguf is not None and own:
-        tokenizer = tokenizer_inside(gguf, own["tokenizer.json"], ours.vocab_size)
+    if file is not None and own:
+        tokenizer = tokenizer_inside(file, own["tokenizer.json"], ours.vocab_size)
     else:
         tokenizer = find_tokenizer(words, ours.vocab_size)
     name = folder.name if pathlib.Path(path).exists() else str(path)

@@ -13,15 +13,16 @@ import warnings
 
 from specjax._internal.checks import reworded, shown
 from specjax._internal.fields import one_of
+from specjax.files import gguf
 from specjax.files.folder import (
     CONFIG,
     INDEX,
     SINGLE,
+    file_of,
     named,
     read_json,
     weight_files,
 )
-from specjax.files.gguf import configuration_of, file_of
 from specjax.files.headers import equal, open_tensors
 from specjax.files.packed import read_scheme
 from specjax.files.tensors import rows_of
@@ -42,7 +43,7 @@ def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig
     """
     packed = file_of(folder)
     file = folder / CONFIG if packed is None else packed
-    config = read_json(file) if packed is None else configuration_of(packed)
+    config = read_json(file) if packed is None else gguf.configuration_of(packed)
     family = _family(folder, config)
     with named(file):
         check_fields(config)

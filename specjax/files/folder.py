@@ -32,7 +32,12 @@ Python may need 30 bytes for a byte of it.
 """
 
 _LISTED = 30  # lines of one message
-_LINKED = (".json", ".safetensors", ".jinja", ".gguf")
+_GGUF = ".gguf"
+
+OTHER_FORM = "pass another quantisation of the model, or the unquantised checkpoint"
+"""What cures packed weights that are not read."""
+
+_LINKED = (".json", ".safetensors", ".jinja", _GGUF)
 
 
 @contextlib.contextmanager
@@ -203,6 +208,26 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         f"{folder} holds no {SINGLE} and no {INDEX}; if the model is published as "
         "pytorch_model.bin only, download and convert it: docs/models.md has the command"
     )
+
+
+def file_of(folder: pathlib.Path) -> pathlib.Path | None:
+    """Returns the GGUF file that a path names, or that is the model of a folder; None: neither.
+
+    Raises:
+      ValueError: a folder holds several, and no other weights.
+    """
+    if folder.suffix == _GGUF and not folder.is_dir():
+        return folder
+    if (folder / SINGLE).exists() or (folder / INDEX).exists() or not folder.is_dir():
+        return None
+    with os.scandir(folder) as entries:
+        files = sorted(entry.name for entry in entries if entry.name.endswith(_GGUF))
+    if len(files) > 1:
+        raise ValueError(
+            f"{folder} holds {len(files)} GGUF files ({', '.join(files[:4])}): pass one of them; "
+            "parts of one model are joined with llama.cpp's gguf-split --merge"
+        )
+    return folder / files[0] if files else None
 
 
 def shard_names(index: pathlib.Path) -> list[str]:

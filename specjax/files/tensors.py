@@ -14,7 +14,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,23 +25,10 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from specjax.files.folder import listed, refuse_weights, weight_files
-from specjax.files.gguf import file_of, tensors_of
+from specjax.files import gguf
+from specjax.files import packed as packed_files
+from specjax.files.folder import file_of, listed, refuse_weights, weight_files
 from specjax.files.headers import FLOATS_OF_8_BITS, KINDS, WHOLE, Stored, open_tensors
-from specjax.files.lora import Lora
-from specjax.files.packed import (
-    Scheme,
-    check_rounded_shards,
-    check_shards,
-    held_bytes,
-    may_be_rounded,
-    packed_tables,
-    read_leaf,
-    refuse_shards,
-    rounded_leaf,
-    stays_packed,
-    without_zero_biases,
-)
 from specjax.models import (
     FUSED,
     Config,
@@ -49,12 +36,17 @@ from specjax.models import (
     LinenModel,
     Packed,
     Tensor,
+    Transformer,
     TransformerConfig,
+    dot_general,
     is_packed,
     mtp_beginnings,
 )
 from specjax.parallel import Shardings, devices_of, leader, require, to_host
 from specjax.types import ArrayTree, Weights
+
+if TYPE_CHECKING:
+    from specjax.files.lora import Lora
 
 _HEAD = ("head", "kernel")
 _PIECE = 2**17  # numbers
@@ -75,7 +67,7 @@ def read_params(
     config: TransformerConfig | None = None,
     layers: Sequence[int] | None = None,
     lora: Lora | None = None,
-    scheme: Scheme | None = None,
+    scheme: packed_files.Scheme | None = None,
     dequantise: bool = False,
     in_int4: bool = False,
 ) -> dict[str, ArrayTree]:
@@ -102,7 +94,9 @@ def read_params(
         infinities in `dtype` (each process reports those that it reads).
     """
     packed = file_of(folder)
-    stored, faults = open_tensors(weight_files(folder)) if packed is None else tensors_of(packed)
+    stored, faults = (
+        open_tensors(weight_files(folder)) if packed is None else gguf.tensors_of(packed)
+    )
     refuse_weights(folder, faults if packed is not None else [])
     if scheme is not None:
         stored, more = scheme.open(stored)
@@ -116,16 +110,19 @@ def read_params(
             f"least {least} tensors: the files hold {len(stored)}. A file belongs to another model "
             "or is damaged; download the folder again"
         )
+    module = model.module
+    if isinstance(module, Transformer):  # no kernel needs to be made for the shapes
+        module = module.clone(dot_general=dot_general)
+    init = LinenModel(module).init
     shapes = {
-        path: leaf.shape
-        for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()
+        path: leaf.shape for path, leaf in _flat(jax.eval_shape(init, jax.random.key(0))).items()
     }
     placed = cast(
         dict[_Path, NamedSharding], {} if shardings is None else flatten_dict(shardings())
     )
     table = rows_of(family, config, stored)
     if scheme is not None:
-        stored = without_zero_biases(stored, {row.name for row in table})
+        stored = packed_files.without_zero_biases(stored, {row.name for row in table})
     stored = _cut_as(table if layers is None else _cut(table, layers), family.cut, shapes, stored)
     if lora is not None:
         stored = lora.onto(folder, stored, table, family.spelled, config.tied_embeddings)
@@ -196,28 +193,33 @@ def _read_leaves(
     kept_packed = {
         path: parts
         for path, parts in grouped
-        if packed and stays_packed(path, parts, shapes[path], stored)
+        if packed and packed_files.stays_packed(path, parts, shapes[path], stored)
     }
     to_round = {
         path
         for path, parts in grouped
-        if in_int4 and path not in kept_packed and may_be_rounded(path, parts, shapes[path])
+        if in_int4
+        and path not in kept_packed
+        and packed_files.may_be_rounded(path, parts, shapes[path])
     }
     cuts = []
     for path, parts in grouped:
         if path in placed and path in kept_packed:
-            cuts.append(check_shards(parts, stored, shapes[path], placed[path]))
+            cuts.append(packed_files.check_shards(parts, stored, shapes[path], placed[path]))
         elif path in placed and path in to_round:
             turned = path[-1] != "weight"
-            cuts.append(check_rounded_shards(parts[0].name, shapes[path], turned, placed[path]))
+            cuts.append(
+                packed_files.check_rounded_shards(parts[0].name, shapes[path], turned, placed[path])
+            )
     cure = "load in another dtype" if to_round else "load with dequantise=True"
-    refuse_shards([fault for fault in cuts if fault is not None], cure)
+    if misfits := [fault for fault in cuts if fault is not None]:
+        packed_files.refuse_shards(misfits, cure)
 
     def bytes_of(path: _Path, shape: _Shape) -> float:
         held = placed[path].shard_shape(shape) if path in placed else shape
         each = jnp.dtype(dtype).itemsize
         if path in kept_packed:
-            each = held_bytes(kept_packed[path], stored)
+            each = packed_files.held_bytes(kept_packed[path], stored)
         elif path in to_round:
             each = 0.57  # half a byte, and two for the scale of 32 to 128 numbers
         return math.prod(held) * each
@@ -236,7 +238,9 @@ def _read_leaves(
     ):
         if path in kept_packed:
             at = placed.get(path)
-            leaf, bad = read_leaf(parts, shapes[path], stored, at, platform, _part_shape)
+            leaf, bad = packed_files.read_leaf(
+                parts, shapes[path], stored, at, platform, _part_shape
+            )
             spoilt |= set(bad)
             params[path] = jax.block_until_ready(leaf)
             continue
@@ -244,7 +248,9 @@ def _read_leaves(
             whole = tuple(slice(None) for _ in shapes[path])
             dense = _reader(parts, shapes[path], stored, jnp.float32, spoilt)(whole)
             at, turned = placed.get(path), path[-1] != "weight"
-            params[path] = jax.block_until_ready(rounded_leaf(dense, turned, at, platform))
+            params[path] = jax.block_until_ready(
+                packed_files.rounded_leaf(dense, turned, at, platform)
+            )
             continue
         kept = jnp.dtype(jnp.float32 if parts[0].wide else dtype)
         read = _reader(parts, shapes[path], stored, kept, spoilt)
@@ -292,7 +298,7 @@ def write_params(
     """
     rows, leaves = family.tensors(config), _flat(params)
     by_name = _grouped(_as_held(rows, leaves), lambda row: row.name)
-    tables, quantisation = packed_tables(by_name, leaves, described)
+    tables, quantisation = packed_files.packed_tables(by_name, leaves, described)
     packed = {path for path, leaf in leaves.items() if is_packed(leaf)}
     plain = [row for row in _as_held(rows, leaves) if row.path not in packed]
     return write_rows(file, plain, params, dtype, tables), quantisation
@@ -361,7 +367,7 @@ def rounded_rows(
     return {
         path: rows
         for path, rows in grouped.items()
-        if path in leaves and may_be_rounded(path, rows, leaves[path].shape)
+        if path in leaves and packed_files.may_be_rounded(path, rows, leaves[path].shape)
     }
 
 

@@ -9,9 +9,16 @@ from jax.sharding import Mesh
 from specjax._internal.checks import each, hashable, instance, items, settle, shown, whole
 from specjax.contract import Proposer, Rule
 from specjax.decoding import Decoder
-from specjax.drafters import CHAIN, adaptive, as_chain, automatic, drafter_by_name
+from specjax.drafters import (
+    CHAIN,
+    adaptive,
+    as_chain,
+    automatic,
+    drafter_by_name,
+    expecting,
+)
 from specjax.generation.request import DEPTH, Request
-from specjax.methods import BoundDrafter, Drafter, make_drafter, with_draft
+from specjax.methods import BoundDrafter, Drafter, first_of, make_drafter, with_draft
 from specjax.models import LanguageModel, for_several_devices
 from specjax.parallel import alike, mesh_of
 from specjax.proposers import NoProposer
@@ -49,6 +56,9 @@ def choose_drafter(
     drafter = _drafter(target, request, rule, draft, max(depth, 1), temperature)
     if depth == 0:
         return BoundDrafter(NoProposer()), drafts
+    if request.expected is not None and drafter.proposer.max_depth:
+        if not drafter.proposer.reads_documents:
+            drafter = first_of(expecting(drafter.proposer.max_depth), drafter)
     return drafter, drafts
 
 
@@ -111,15 +121,17 @@ def _auto(
     if isinstance(drafts, Drafter):
         # Rows of a chain drop the drafts beyond `num_drafts`.
         trees = not drafts.proposer.is_chain
-        chosen = adaptive(as_chain(drafts, depth if numbered and trees else None))
+        chain = as_chain(drafts, depth if numbered and trees else None)
+        deep = chain.proposer.max_depth
+        chosen = adaptive(chain, expecting(deep) if request.expected is not None else None)
         # The tree of a plan has all of its drafts, and none of them is from a document.
-        follows = trees and not numbered and request.documents is None
+        follows = trees and not numbered and request.documents is None and request.expected is None
         return _by_plan(target, chosen, drafts, temperature) if follows else chosen
-    kind, draft = request.draft_dtype, drafts
+    kind, draft, expects = request.draft_dtype, drafts, request.expected is not None
     if why is None and (named or draft is None or not numbered):
-        return automatic(target, draft, kind, depth if numbered else CHAIN)
+        return automatic(target, draft, kind, depth if numbered else CHAIN, expects)
     if draft is None:
-        return BoundDrafter(NoProposer())
+        return BoundDrafter(expecting(depth) if expects else NoProposer())
     return make_drafter(target, draft, num_drafts=depth, dtype=kind)
 
 

@@ -161,7 +161,7 @@ def prepare(
     slots = drafter.slots(request.adapter, rows)
     drafter.check(target)
     proposer = drafter.proposer
-    documents = documents_of(target, request.documents, rows, proposer)
+    documents = documents_of(target, request.documents, rows, proposer, request.expected)
     width = padded_length(longest)
     # The slots of the cache, with those for staged tokens, fill a TPU's vectors.  They are rounded
     # up, so that calls of similar lengths share compiled programs.

@@ -170,7 +170,11 @@ def padded_length(longest: int) -> int:
 
 
 def documents_of(
-    target: LanguageModel, documents: object, rows: int, proposer: Proposer
+    target: LanguageModel,
+    documents: object,
+    rows: int,
+    proposer: Proposer,
+    expected: object = None,
 ) -> np.ndarray | None:
     """Returns the documents of each row [B, X] int32, as in `Block.documents`; X is a power of two.
 
@@ -179,18 +183,46 @@ def documents_of(
       documents: one list of documents for all rows, a list of such lists, or None.
       rows: B.
       proposer: the one that will look up in them.
+      expected: the new tokens that are expected of each row, which become its last document, or
+        None.
 
     Raises:
-      ValueError: the proposer does not use documents, or one of them is neither a text nor a list
-        of token ids.
+      ValueError: the proposer does not use documents, one of them is neither a text nor a list of
+        token ids, or the lists are not one for each row.
     """
-    if documents is None:
+    if documents is None and expected is None:
         return None
     if not proposer.reads_documents:
+        name = "expected" if documents is None else "documents"
         raise ValueError(
-            f"documents= is not used by a {type(proposer).__name__}: pass proposer=NGram(), or a "
+            f"{name}= is not used by a {type(proposer).__name__}: pass proposer=NGram(), or a "
             "datastore's drafter"
+            if expected is None
+            else f"{name}= is not used by a {type(proposer).__name__}: leave proposer= and "
+            "drafter= out, or pass first_of(Aligned(8), NGram(8))"
         )
+    each = [[]] * rows if documents is None else _documents(target, documents, rows)
+    texts = [None] * rows if expected is None else _expected(target, expected, rows)
+    width, made = _FEWEST, []
+    for entries, last in zip(each, texts, strict=True):
+        tokens = [ABSENT]
+        with reworded("documents: "):
+            encoded = encode(target, entries, "document") if entries else []
+        for ids in [*encoded, *([] if expected is None else [last or []])]:
+            tokens += [*ids, ABSENT]
+        if len(tokens) > _MOST:
+            raise ValueError(
+                f"the documents of a prompt have {len(tokens)} tokens, and may have {_MOST}: build "
+                "a specjax.Datastore of them"
+            )
+        made.append(tokens)
+        while width < len(tokens):
+            width *= 2
+    return np.array([[ABSENT] * (width - len(tokens)) + tokens for tokens in made], np.int32)
+
+
+def _documents(target: LanguageModel, documents: object, rows: int) -> list[Any]:
+    """Returns the list of documents of each row."""
     given = listed("documents", documents, "a list of texts or token-id lists")
     nested = [None if isinstance(entry, str) else items(entry) for entry in given]
     is_each = bool(given) and all(
@@ -202,23 +234,26 @@ def documents_of(
             f"documents has {len(given)} lists for {rows} prompts; pass one list of documents, or "
             "one per prompt"
         )
-    each = [entry or [] for entry in nested] if is_each else [given] * rows
-    width, made = _FEWEST, []
-    for entries in each:
-        tokens = [ABSENT]
-        with reworded("documents: "):
-            encoded = encode(target, entries, "document") if entries else []
-        for ids in encoded:
-            tokens += [*ids, ABSENT]
-        if len(tokens) > _MOST:
-            raise ValueError(
-                f"the documents of a prompt have {len(tokens)} tokens, and may have {_MOST}: build "
-                "a specjax.Datastore of them"
-            )
-        made.append(tokens)
-        while width < len(tokens):
-            width *= 2
-    return np.array([[ABSENT] * (width - len(tokens)) + tokens for tokens in made], np.int32)
+    return [entry or [] for entry in nested] if is_each else [given] * rows
+
+
+def _expected(target: LanguageModel, expected: object, rows: int) -> list[list[int] | None]:
+    """Returns the tokens that are expected of each row."""
+    kinds = "a list with a list of token ids, or None, for each prompt"
+    given = listed("expected", expected, kinds)
+    if len(given) != rows:
+        raise ValueError(f"expected has {len(given)} entries for {rows} prompts; pass {kinds}")
+    if any(isinstance(entry, str) for entry in given):
+        text = next(entry for entry in given if isinstance(entry, str))
+        raise ValueError(
+            f"expected holds the text {shown(text)}; pass {kinds}: a tokenizer may cut a text in "
+            "other places than the model did"
+        )
+    with reworded("expected: "):
+        return [
+            None if entry is None or items(entry) == [] else encode(target, [entry], "text")[0]
+            for entry in given
+        ]
 
 
 def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list[int]:

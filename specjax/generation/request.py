@@ -65,6 +65,9 @@ class Request:
       documents: texts, or token-id lists, in which prompt lookup and the proposer `datastore` look
         up what followed the last tokens; the target does not read them.  One list for all prompts,
         or a list of such lists with one per prompt.
+      expected: the new tokens that are expected of each prompt, a list of token ids or None for
+        each, such as the text of the same seed before the weights changed.  They are drafts
+        (`Aligned`), so they change the time and never the text.
       adapter: the name of a bank's adapter for all prompts, or a list with a name or None for each
         prompt; None is plain decoding.
       rule: a rule or its name.  `Match()`, the default, makes the text depend on the seed alone and
@@ -110,6 +113,7 @@ class Request:
     proposer: Proposer | Drafter | str | None = None
     speculative_config: Mapping[str, Any] | None = None
     documents: Documents | Sequence[Documents] | None = None
+    expected: Sequence[Sequence[int] | None] | None = None
     adapter: Adapter = None
     rule: Rule | str | None = None
     num_drafts: int | Sequence[int] | None = None
@@ -143,6 +147,7 @@ class Options(TypedDict, total=False):
     proposer: Proposer | Drafter | str | None
     speculative_config: Mapping[str, Any] | None
     documents: Documents | Sequence[Documents] | None
+    expected: Sequence[Sequence[int] | None] | None
     adapter: Adapter
     rule: Rule | str | None
     num_drafts: int | Sequence[int] | None

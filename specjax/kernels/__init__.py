@@ -3,7 +3,8 @@
 A step of decoding multiplies a few rows with every weight, so its least time is that of reading the
 weights.  XLA:CPU comes close to that only for a single row of float32.  These kernels read each
 weight from memory once, and the bits of a row do not depend on the number of rows.  The same holds
-for the keys and values of a cache.  Attention has a kernel for a GPU too (`gpu_attention.py`).
+for the keys and values of a cache.  Attention and experts have kernels for a GPU
+too (`gpu_attention.py`, `gpu_experts.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from specjax._internal.lazily import lazily
 if TYPE_CHECKING:
     from specjax.kernels.available import usable
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
+    from specjax.kernels.gpu_experts import few_experts_on_gpu, takes_experts_on_gpu
     from specjax.kernels.narrow import (
         few_rows,
         few_rows_of,
@@ -32,6 +34,7 @@ __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "MOST_TOKENS",
+    "few_experts_on_gpu",
     "few_queries",
     "few_queries_of_pages",
     "few_queries_on_gpu",
@@ -41,6 +44,7 @@ __all__ = [
     "takes",
     "takes_attention",
     "takes_attention_on_gpu",
+    "takes_experts_on_gpu",
     "takes_pages",
     "takes_stacked",
     "usable",

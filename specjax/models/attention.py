@@ -142,8 +142,8 @@ def gpu_attend(
     """
     other = functools.partial(attend, scale=scale, softcap=softcap, sinks=sinks)
     paged = isinstance(keys, Pages)
-    pair = (x.pool if isinstance(x, Pages) else x for x in (keys, values))
-    if not kernels.takes_attention_on_gpu(query, *pair, paged):
+    held_keys, held_values = (x.pool if isinstance(x, Pages) else x for x in (keys, values))
+    if not kernels.takes_attention_on_gpu(query, held_keys, held_values, paged):
         return other(query, keys, values, visible)
     factor = query.shape[3] ** -0.5 if scale is None else scale
     of_slots = functools.partial(

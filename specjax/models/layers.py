@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax import Array
 from jax.nn.initializers import Initializer
 
-from specjax._internal.platforms import by_platform, on_cpu, on_tpu
+from specjax._internal.platforms import by_platform, on_cpu, on_gpu, on_tpu
 from specjax.models.config import TransformerConfig
 from specjax.models.products import dot_general
 
@@ -67,6 +67,15 @@ def apart(y: Array) -> Array:
     A TPU would turn the whole matrix in every step, so that its product lies as they read it.
     """
     return on_tpu(jax.lax.optimization_barrier, lambda y: y, y)
+
+
+def aside(x: Array) -> Array:
+    """Keeps the products of x apart from the other products of the same input on a GPU.
+
+    XLA:GPU joins the products of one input, and where the columns of one of them are few (a gate
+    for each head), it copies the matrices of all into one in every step.
+    """
+    return on_gpu(jax.lax.optimization_barrier, lambda x: x, x)
 
 
 @jax.custom_jvp

@@ -18,7 +18,7 @@ from jax.lax import DotDimensionNumbers
 from jax.typing import DTypeLike
 
 from specjax import kernels
-from specjax._internal.platforms import by_platform, on_cpu
+from specjax._internal.platforms import by_platform, on_cpu, on_gpu
 from specjax.models.packed import PackedKernel
 
 
@@ -42,24 +42,26 @@ def dot_general(x: Array, kernel: Array | PackedKernel, dimensions: DotDimension
     if isinstance(kernel, PackedKernel):
         return kernel.product(x, dimensions)
     product = functools.partial(jax.lax.dot_general, dimension_numbers=dimensions)
-    if x.dtype == jnp.float32:  # also with a kernel in bfloat16, as a router has it
-        return product(x, kernel.astype(jnp.float32))
     ((_, (summed,)), _) = dimensions
-
-    def cpu(x: Array, kernel: Array) -> Array:
-        rows = x.reshape(-1, x.shape[-1])
-        y = _cpu_product(rows, kernel, (((1,), (summed,)), ((), ())))
-        return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
-
-    if x.size != x.shape[-1]:
-        return on_cpu(cpu, product, x, kernel)
+    flat, one_row = (((1,), (summed,)), ((), ())), x.size == x.shape[-1]
 
     def gpu(x: Array, kernel: Array) -> Array:
         # XLA:GPU would write the terms of one row to memory, rounded, before it adds them.
         two = jnp.broadcast_to(x.reshape(1, -1), (2, x.shape[-1]))
-        y = jax.lax.dot_general(two, kernel, (((1,), (summed,)), ((), ())))
-        return y[:1].reshape(*x.shape[:-1], -1)
+        return jax.lax.dot_general(two, kernel, flat)[:1].reshape(*x.shape[:-1], -1)
 
+    if x.dtype == jnp.float32:  # also with a kernel in bfloat16, as a router has it
+        wide = kernel.astype(jnp.float32)
+        turned = one_row and kernel.dtype != jnp.float32
+        return on_gpu(gpu, product, x, wide) if turned else product(x, wide)
+
+    def cpu(x: Array, kernel: Array) -> Array:
+        rows = x.reshape(-1, x.shape[-1])
+        y = _cpu_product(rows, kernel, flat)
+        return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
+
+    if not one_row:
+        return on_cpu(cpu, product, x, kernel)
     return by_platform({"cpu": cpu, "cuda": gpu, "rocm": gpu}, product, x, kernel)
 
 

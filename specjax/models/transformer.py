@@ -31,9 +31,9 @@ from specjax.caches import (
     WindowedCache,
     Written,
 )
-from specjax.models.attention import attend, cpu_attend
+from specjax.models import feed_forward
+from specjax.models.attention import attend, cpu_attend, gpu_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.feed_forward import MLP, Experts
 from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
 from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.per_layer import Embedded, PerLayerInput
@@ -110,21 +110,28 @@ class Layer(nn.Module):
             x = norm("attention_post_norm", x) if order == "after" else x
         if alone == "mixer":
             return x, written
-        sparse, single = c.is_sparse(self.index), self.attend is cpu_attend
+        sparse = c.is_sparse(self.index)
         if sparse and not c.experts_beside:
-            mlp = Experts(c, self.dense, single, name="mlp")
+            mlp = self._experts("mlp")
         else:
-            mlp = MLP(c, self.dense, c.mlp_size_of(self.index), name="mlp")
+            mlp = feed_forward.MLP(c, self.dense, c.mlp_size_of(self.index), name="mlp")
         if mixed is not None and order in ("parallel", "shared"):
             read = normed if order == "shared" else norm("mlp_norm", x)
             return x + branch(mixed) + branch(mlp(read)), written
         added = mlp(norm("mlp_norm", x) if before else x)
         if sparse and c.experts_beside:
-            experts = Experts(c, self.dense, single, name="experts")
+            experts = self._experts("experts")
             chosen = norm("experts_post_norm", experts(norm("experts_norm", x), x))
             added = norm("mlp_own_norm", added) + chosen
         x = x + branch(norm("mlp_post_norm", added) if after else added)
         return norm("mlp_post_norm", x) if order == "after" else x, written
+
+    def _experts(self, name: str) -> feed_forward.Experts:
+        if self.attend is cpu_attend:
+            mix = feed_forward.in_tiles
+        else:
+            mix = feed_forward.by_kernel if self.attend is gpu_attend else feed_forward.grouped
+        return feed_forward.Experts(self.config, self.dense, mix, name=name)
 
     def _mix(
         self, x: Array, rotations: Rotations, memory: _Memory, visible: _Visible

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Policy,
         Rates,
     )
+    from specjax.proposers.aligned import Aligned
     from specjax.proposers.catch_up import AT_ONCE, remember, then_pending
     from specjax.proposers.combine import CostAware, CostAwareParams, FirstOf
     from specjax.proposers.forced import Forced
@@ -64,6 +65,7 @@ __all__ = [
     "Adaptive",
     "AdaptiveParams",
     "AdaptiveState",
+    "Aligned",
     "BestFirst",
     "BlockShape",
     "Chain",

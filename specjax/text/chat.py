@@ -16,20 +16,10 @@ from specjax._internal.extras import need
 from specjax._internal.fields import Kind, parse_object
 from specjax.text.confined import LONGEST
 from specjax.text.sandbox import ask
+from specjax.text.words import SPECIAL_TOKENS
 
 Messages = Sequence[Mapping[str, object]]
 """A conversation: [{"role": "user", "content": "..."}, ...]."""
-
-SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-"""The fields of a tokenizer's files that name a special token, in every tokenizer."""
 
 _MEDIA = tuple(
     f"{before}{kind}{after}"

@@ -9,6 +9,17 @@ from collections.abc import Iterable
 
 import tokenizers
 
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+"""The fields of a tokenizer's files that name a special token, in every tokenizer."""
+
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 CHARACTER = {b: b for b in _PRINTABLE} | {
     b: 256 + n for n, b in enumerate(b for b in range(256) if b not in _PRINTABLE)

@@ -23,10 +23,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from specjax import generation, text
 from specjax._internal.checks import reworded, settle, shown
-from specjax.generation import text_ids
 from specjax.models import LanguageModel
-from specjax.text import render
 from specjax.training.rows import column_of, parsed, read_rows
 
 Row = tuple[np.ndarray, np.ndarray]
@@ -76,14 +75,14 @@ def encode_conversation(target: LanguageModel, messages: object, tools: object =
     """
     assert target.tokenizer is not None
     turns, learned = _read_turns(parsed(messages))
-    text = functools.partial(render, target.files, tools=_read_tools(parsed(tools)))
+    template = functools.partial(text.render, target.files, tools=_read_tools(parsed(tools)))
 
     def ids(rendered: str) -> list[int]:
-        return text_ids("the conversation", target, rendered, special=False)
+        return generation.text_ids("the conversation", target, rendered, special=False)
 
-    whole = ids(text(turns, add_generation_prompt=False))
-    begins = [ids(text(turns[:i]) if i else _opening(text, turns[0])) for i in learned]
-    ends = [ids(text(turns[: i + 1], add_generation_prompt=False)) for i in learned]
+    whole = ids(template(turns, add_generation_prompt=False))
+    begins = [ids(template(turns[:i]) if i else _opening(template, turns[0])) for i in learned]
+    ends = [ids(template(turns[: i + 1], add_generation_prompt=False)) for i in learned]
     parts = list(zip(begins, ends, strict=True))
     if all(part == whole[: len(part)] for pair in parts for part in pair):
         return [_masked(target, whole, parts)]
@@ -103,16 +102,16 @@ def _uncertain(number: int) -> ValueError:
     )
 
 
-def _opening(text: Callable[..., str], answer: Mapping[str, object]) -> str:
+def _opening(template: Callable[..., str], answer: Mapping[str, object]) -> str:
     """Returns the text before the content of a first answer, up to its generation prompt."""
     question = [{"role": "user", "content": "?"}]
-    opened, closed = text(question), text(question, add_generation_prompt=False)
+    opened, closed = template(question), template(question, add_generation_prompt=False)
     pairs = enumerate(zip(opened, closed, strict=False))
     same = next((n for n, (a, b) in pairs if a != b), min(len(opened), len(closed)))
     prompt = opened[same:]
     if not prompt:  # the template does not open answers, and the target writes all of a turn
         return ""
-    before, found, _ = text([answer], add_generation_prompt=False).partition(prompt)
+    before, found, _ = template([answer], add_generation_prompt=False).partition(prompt)
     if not found:
         raise _uncertain(0)
     return before + found

@@ -28,11 +28,9 @@ import tokenizers
 from jax import Array
 from tqdm import tqdm
 
+from specjax import decoding, generation, measure
 from specjax._internal.checks import reworded, settle
-from specjax.decoding import Decoder
 from specjax.files import TOKENIZER, find_folder
-from specjax.generation import pad_rows
-from specjax.measure import pad, width_for
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
 from specjax.training import shards
@@ -117,7 +115,7 @@ class Request:
 
 
 def write(
-    folder: pathlib.Path, request: Request, decoder: Decoder, params: Params,
+    folder: pathlib.Path, request: Request, decoder: decoding.Decoder, params: Params,
     prompts: Callable[[int], Sequence[Sequence[int]]], tokenizer: tokenizers.Tokenizer | None,
 ) -> None:  # fmt: skip
     """Lets a target generate a dataset, or continue an unfinished one.
@@ -174,7 +172,7 @@ def _describe(
 
 def _write_shard(
     request: Request,
-    decoder: Decoder,
+    decoder: decoding.Decoder,
     params: Params,
     prompts: Sequence[Sequence[int]],
     number: int,
@@ -183,11 +181,13 @@ def _write_shard(
     # The last shard is filled up with its first prompt, so that no other shape is compiled.
     prompts = [*prompts, *[prompts[0]] * (request.batch - rows)]
     keys = jax.random.split(jax.random.fold_in(make_key(request.seed), number), request.batch)
-    prompt, lengths = pad(prompts, min(width_for(prompts), decoder.capacity))
+    prompt, lengths = measure.pad(prompts, min(measure.width_for(prompts), decoder.capacity))
     limit = np.minimum(lengths + np.int32(request.new_tokens), decoder.capacity)
     sampling = Sampling.create(request.batch, **request.settings)
     arguments = (prompt, lengths), {"limit": limit, "sampling": sampling, "key": keys}
-    positional, named = pad_rows(arguments, -request.batch % row_parts(mesh_of(params.target)))
+    positional, named = generation.pad_rows(
+        arguments, -request.batch % row_parts(mesh_of(params.target))
+    )
     state, *top = _run(decoder, request.top, params, decoder.prefill(params, *positional, **named))
     tokens, ends, *top = (x[: request.batch] for x in to_host((state.tokens, state.length, *top)))
     width = ends[:rows].max()
@@ -207,7 +207,7 @@ def _write_shard(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _run(decoder: Decoder, top: int, params: Params, state: DecodeState) -> Carry:
+def _run(decoder: decoding.Decoder, top: int, params: Params, state: DecodeState) -> Carry:
     """Runs `decoder.run`, and also records the likeliest tokens at each position.
 
     Returns:

@@ -25,7 +25,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.decoding import Decoder
+from specjax import decoding
 from specjax.models import LinenModel
 from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params, Weights
@@ -48,8 +48,8 @@ def row_keys(seed: int, number: Array) -> Array:
 
 
 def begin(
-    decoder: Decoder, params: Params, tokens: Array, prompt: int, settings: Mapping[str, float],
-    keys: Array,
+    decoder: decoding.Decoder, params: Params, tokens: Array, prompt: int,
+    settings: Mapping[str, float], keys: Array,
 ) -> DecodeState:  # fmt: skip
     """Returns the state after the first `prompt` of the tokens [B, T]; rows end at the capacity."""
     rows = len(tokens)
@@ -63,7 +63,7 @@ def begin(
     )
 
 
-def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -> Rollout:
+def roll_out(decoder: decoding.Decoder, params: Params, state: DecodeState, steps: int) -> Rollout:
     """Decodes for `steps` steps with a proposer of chains, without gradients."""
 
     def step(state: DecodeState, _: None) -> tuple[DecodeState, tuple[Array, Array, Array]]:

@@ -9,11 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from specjax.decoding import Decoder
+from specjax import decoding, proposers, rules
 from specjax.models import LanguageModel
 from specjax.options.fields import count, option
-from specjax.proposers import NoProposer
-from specjax.rules import Match
 from specjax.training import accepted, dataset
 from specjax.training.corpus import Tokens
 from specjax.training.dataset import Request, model_hashes
@@ -117,7 +115,7 @@ def sample(
     # An EOS ends a sequence only if documents are isolated.  Otherwise the target goes on with the
     # next document, as the text does.
     eos = target.eos if o.isolate_documents else ()
-    decoder = Decoder(target.model, NoProposer(), Match(), eos, length)
+    decoder = decoding.Decoder(target.model, proposers.NoProposer(), rules.Match(), eos, length)
     request = Request(
         hashes=hashes,
         sequences=o.sampled_sequences,

@@ -52,6 +52,7 @@ _CHANGES: dict[str, dict[str, object]] = {
     "mistral": {"windows": (16,)},
     "mixtral": {**_EXPERTS, "rope": Rope(1e6)},
     "qwen2": {"qkv_bias": True, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16)},
+    "mimo": {"qkv_bias": True},
     "qwen3": {"qk_norm": "head"},
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": {**_DELTA, **_EXPERTS, **_SHARED},

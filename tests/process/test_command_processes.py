@@ -131,6 +131,32 @@ def test_importing_the_library_imports_no_training():
     }
 
 
+def test_training_on_text_imports_few_modules(tmp_path):
+    """Until its first step a job imports no format, decoder or kernel that it does not use."""
+    text = tmp_path / "text.txt"
+    text.write_text("The cat sat on the mat, and the dog slept beside the door. " * 200)
+    code = (
+        "import sys\n"
+        "from specjax.training.jobs import distill\n"
+        "def fit(*arguments, **options):\n"
+        "    print(*(n for n in sys.modules if n.split('.')[0] in ('specjax', 'train')))\n"
+        "    raise SystemExit\n"
+        "distill.fit = fit\n"
+        "distill.main()\n"
+    )
+    options = (
+        f"--target checkpoints/tiny/target --data {text} --sampled-fraction 0 --steps 1 "
+        f"--sequence-length 64 --batch-size 1 --out {tmp_path / 'out'}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options.split()], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert "specjax.training.jobs.distill" in imported
+    assert len(imported) <= 120, sorted(imported)
+
+
 def test_a_job_has_two_doors():
     """`specjax train JOB` and `python -m train.JOB` answer alike, but for their names."""
     doors = [("-m", "specjax", "train", "distill"), ("-m", "train.distill")]

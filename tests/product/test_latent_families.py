@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import latent_families
 import numpy as np
 import pytest
+import small_families
 import test_families
 from test_models import ours, theirs
 
@@ -90,12 +91,18 @@ def test_the_layer_that_drafts_is_left_out(family, tmp_path):
         specjax.load(tmp_path)
 
 
-def test_kimi_is_saved_for_transformers(tmp_path):
-    """transformers has no kimi_k2, and reads its layout as deepseek_v3."""
-    case = next(iter(test_families.CONFIGS["kimi_k2"]))
-    folder = test_families.make("kimi_k2", case)[1]
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "kimi_k2"
+@pytest.mark.parametrize(
+    ("family", "saved", "named"),
+    [
+        ("kimi_k2", "deepseek_v3", "DeepseekV3ForCausalLM"),
+        ("mimo", "qwen2", "Qwen2ForCausalLM"),
+    ],
+)
+def test_a_copy_is_saved_for_transformers(family, saved, named, tmp_path):
+    """transformers has neither family, and reads their layouts under other names."""
+    folder = small_families.folder(next(c for c in small_families.CONFIGS if c.startswith(family)))
+    assert json.loads((folder / "config.json").read_text())["model_type"] == family
     specjax.save(specjax.load(folder), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["model_type"] == "deepseek_v3"
-    assert config["architectures"] == ["DeepseekV3ForCausalLM"]
+    assert config["model_type"] == saved
+    assert config["architectures"] == [named]

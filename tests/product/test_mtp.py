@@ -21,6 +21,7 @@ import pytest
 import small_families
 import torch
 import transformers
+import transformers_folders
 from eagle3_driven import driven
 from safetensors.numpy import load_file, save_file
 from transformers.modeling_layers import MtpModel
@@ -41,6 +42,7 @@ CASES = {
     "deepseek_v3": ("deepseek_v3, yarn, groups", "deepseek", 1),
     "ernie4_5_moe": ("ernie4_5_moe, a dense layer", "ernie", 0),
     "nemotron_h": ("nemotron_h, experts", "nemotron", 2),
+    "mimo": ("mimo, biases", "mimo", 0),
 }
 """Family -> the case of `small_families`, the layout, and the layer with the same shapes."""
 
@@ -88,6 +90,7 @@ class Theirs:
         self.rotary = getattr(changed.model, "rotary_emb", None)
         final = changed.model.norm_f if layout == "nemotron" else changed.model.norm
         self.project = torch.from_numpy(tensors[f"{project}.weight"])
+        self.hidden_first = layout == "mimo"
         self.norms = []
         for norm in norms:
             own = copy.deepcopy(final)
@@ -104,7 +107,8 @@ class Theirs:
         hidden, tokens = self.hidden(text[:-1]), [*text[1:]]
         for token in (*path, None):
             embedded = self.main.get_input_embeddings()(torch.tensor([tokens]))
-            both = torch.cat([self.norms[0](embedded), self.norms[1](hidden)], dim=-1)
+            parts = [self.norms[0](embedded), self.norms[1](hidden)]
+            both = torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1)
             x, positions = both @ self.project.T, torch.arange(len(tokens))[None]
             turned = self.rotary and self.rotary(x, position_ids=positions)
             for layer in self.layers:
@@ -120,7 +124,11 @@ class Theirs:
 
 
 def _model(folder: pathlib.Path) -> transformers.PreTrainedModel:
-    made = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    fields = json.loads((folder / "config.json").read_text())
+    config = transformers_folders.configured(fields.pop("model_type"), **fields)
+    made = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32
+    )
     return made.eval().requires_grad_(False)
 
 
@@ -268,7 +276,7 @@ def test_a_saved_layer_is_read_again(name, tmp_path):
     """By its folder alone, in every layout that can hold it."""
     model = target(name)
     drafter = specjax.load_mtp(model)
-    own = {"ernie4_5_moe": {"ernie"}, "nemotron_h": {"nemotron"}}
+    own = {"ernie4_5_moe": {"ernie"}, "nemotron_h": {"nemotron"}, "mimo": {"mimo"}}
     layouts = own.get(name, {"qwen", "deepseek"})
     for layout in sorted(layouts):
         specjax.save_drafter(tmp_path / layout, drafter, model, layout=layout)

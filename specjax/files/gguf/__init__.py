@@ -1,6 +1,13 @@
 """GGUF files of dense Llama and Qwen models: their header, configuration, tokenizer and packed
 tensors."""
 
-from specjax.files.gguf.model import configuration_of, file_of, tensors_of, tokenizer_in
+from typing import TYPE_CHECKING
 
-__all__ = ["configuration_of", "file_of", "tensors_of", "tokenizer_in"]
+from specjax._internal.lazily import lazily
+
+if TYPE_CHECKING:
+    from specjax.files.gguf.model import configuration_of, tensors_of, tokenizer_in
+
+__getattr__ = lazily(__name__, __file__)
+
+__all__ = ["configuration_of", "tensors_of", "tokenizer_in"]

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 
 from specjax._internal.checks import shown
-from specjax.files.folder import INDEX, SINGLE
 from specjax.files.gguf.blocks import stored_of
 from specjax.files.gguf.header import Header, read_gguf
 from specjax.files.gguf.vocabulary import tokenizer_files
 from specjax.files.headers import Stored
 from specjax.models import Config
 
-_END = ".gguf"
 _FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _FIELDS = {
     "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size",
@@ -45,26 +43,6 @@ _WHOLE = {
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)$")
 _ROPE = "rope_freqs.weight"
 _CURE = "pass the safetensors folder of this model"
-
-
-def file_of(folder: pathlib.Path) -> pathlib.Path | None:
-    """Returns the GGUF file that a path names, or that is the model of a folder; None: neither.
-
-    Raises:
-      ValueError: a folder holds several, and no other weights.
-    """
-    if folder.suffix == _END and not folder.is_dir():
-        return folder
-    if (folder / SINGLE).exists() or (folder / INDEX).exists() or not folder.is_dir():
-        return None
-    with os.scandir(folder) as entries:
-        files = sorted(entry.name for entry in entries if entry.name.endswith(_END))
-    if len(files) > 1:
-        raise ValueError(
-            f"{folder} holds {len(files)} GGUF files ({', '.join(files[:4])}): pass one of them; "
-            "parts of one model are joined with llama.cpp's gguf-split --merge"
-        )
-    return folder / files[0] if files else None
 
 
 def configuration_of(file: pathlib.Path) -> Config:

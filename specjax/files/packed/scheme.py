@@ -13,7 +13,7 @@ from typing import Any
 
 from specjax._internal.checks import shown
 from specjax._internal.fields import OBJECT, Kind, count, is_whole, one_of
-from specjax.files.folder import CONFIG, named, read_json
+from specjax.files.folder import CONFIG, OTHER_FORM, named
 from specjax.files.headers import Stored
 from specjax.files.packed.awq import AWQ
 from specjax.files.packed.compressed import INT8, WORDS
@@ -22,11 +22,8 @@ from specjax.files.packed.fp4 import EXPERTS, MX, NV, NV_MODELOPT
 from specjax.files.packed.fp8 import FP8
 from specjax.files.packed.gptq import GPTQ
 from specjax.files.packed.matrix import PackedTensor
-from specjax.models import NESTED, Config
+from specjax.models import Config
 
-_FIELDS = ("quantization_config", "compression_config")
-_MODELOPT = "hf_quant_config.json"
-_CURE = "pass another quantisation of the model, or the unquantised checkpoint"
 _AGAIN = "download the folder again, or make it again"
 
 _BLOCK = Kind(
@@ -195,16 +192,13 @@ def _parts(format: Format, start: str, stored: Mapping[str, Stored]) -> dict[str
     return {end: stored[start + end] for end in ends if start + end in stored}
 
 
-def read_scheme(folder: pathlib.Path, config: Config) -> Scheme | None:
-    """Returns what a folder says about packed weights; None: it says that it has none.
+def scheme_of(fields: Any, folder: pathlib.Path, where: str) -> Scheme:
+    """Returns the scheme that the fields of a folder's file `where` describe.
 
     Raises:
-      ValueError: it has a format, or a field, that is not supported; the message has the cure.
+      ValueError: a format, or a field, is not supported; the message has the cure.
     """
-    fields, where = described(folder, config)
-    if not fields:
-        return None
-    with named(folder / where, _CURE):
+    with named(folder / where, OTHER_FORM):
         OBJECT.of("quantization_config", fields)
         fields = dict(fields)
         method = fields.pop("quant_method", None)
@@ -215,7 +209,7 @@ def read_scheme(folder: pathlib.Path, config: Config) -> Scheme | None:
         if not isinstance(method, str) or method not in _METHODS:
             raise ValueError(
                 f"{folder} is quantised (quantization_config of the method {shown(method)}), and "
-                f"specjax reads {', '.join(_METHODS)}; {_CURE}"
+                f"specjax reads {', '.join(_METHODS)}; {OTHER_FORM}"
             )
         unknown = sorted(
             name for name, value in fields.items() if name not in _KNOWN[method] and value
@@ -227,45 +221,6 @@ def read_scheme(folder: pathlib.Path, config: Config) -> Scheme | None:
                 "stored"
             )
         return Scheme(method, _READERS.get(method, _plain)(fields))
-
-
-def described(folder: pathlib.Path, config: Config) -> tuple[Any, str]:
-    """Returns the fields that describe packed weights, if there are some, and the file with them.
-
-    Raises ValueError if a file cannot be read.
-    """
-    fields = _fields(config)
-    if fields is not None or not (folder / _MODELOPT).exists():
-        return fields, CONFIG
-    outer = read_json(folder / _MODELOPT)
-    with named(folder / _MODELOPT, _CURE):
-        inner = OBJECT.of("quantization", outer.get("quantization") or {})
-    return {"quant_method": "modelopt", **inner}, _MODELOPT
-
-
-def quantisation_of(config: Config) -> Config | None:
-    """Returns what a configuration that was read says about packed weights."""
-    fields = _fields(config)
-    return fields if isinstance(fields, dict) else None
-
-
-def unquantised(config: Config) -> Config:
-    """Returns the configuration without what it says about packed weights."""
-    made = {name: value for name, value in config.items() if name not in _FIELDS}
-    if isinstance(made.get("text_config"), dict):
-        inner = made["text_config"]
-        made["text_config"] = {n: value for n, value in inner.items() if n not in _FIELDS}
-    return made
-
-
-def _fields(config: Config) -> Any:
-    kind = config.get("model_type")
-    inner = config.get("text_config") if isinstance(kind, str) and kind in NESTED else None
-    for place in (config, inner if isinstance(inner, dict) else {}):
-        for name in _FIELDS:
-            if place.get(name):
-                return place[name]
-    return None
 
 
 def _plain(fields: Config) -> Config:

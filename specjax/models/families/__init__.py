@@ -44,6 +44,7 @@ _ROWS = {
     "lfm2_moe": "lfm2.LFM2_MOE",
     "llama": "llama.LLAMA",
     "llama4_text": "llama4.LLAMA4",
+    "mimo": "qwen.MIMO",
     "minimax_m2": "minimax_m2.MINIMAX_M2",
     "ministral3": "ministral3.MINISTRAL3",
     "mistral": "mistral.MISTRAL",

@@ -1,7 +1,11 @@
-"""Qwen2 and 2.5 (arXiv 2412.15115), Qwen3 (arXiv 2505.09388), and their mixtures of experts."""
+"""Qwen2 and 2.5 (arXiv 2412.15115), Qwen3 (arXiv 2505.09388), and their mixtures of experts.
+
+MiMo 7B (arXiv 2505.07608) has the layers of Qwen2, and an MTP layer.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from specjax.models.config import TransformerConfig
@@ -37,6 +41,11 @@ def _read_qwen2(config: Config) -> TransformerConfig:
     return read_llama(
         config, qkv_bias=True, out_bias=False, mlp_bias=False, windows=_windows(config)
     )
+
+
+def _read_mimo(config: Config) -> TransformerConfig:
+    # A copy that is saved again is one that transformers reads, which has no mimo.
+    return dataclasses.replace(_read_qwen2(config), family="qwen2")
 
 
 def _write_qwen2(c: TransformerConfig) -> Config:
@@ -133,6 +142,7 @@ def _write_qwen2_moe(c: TransformerConfig) -> Config:
 
 
 QWEN2 = Family("Qwen2ForCausalLM", _read_qwen2, _write_qwen2, llama_tensors)
+MIMO = dataclasses.replace(QWEN2, architecture="MiMoForCausalLM", read_config=_read_mimo)
 QWEN2_MOE = Family(
     "Qwen2MoeForCausalLM",
     _read_qwen2_moe,

@@ -1,8 +1,9 @@
 """Computes the chosen experts of each token, and reads no others.
 
 `jax.lax.ragged_dot` on a TPU is a kernel whose grid has the chosen experts only, if the number of
-rows is a multiple of 8; otherwise XLA makes of it a product with every expert.  XLA:CPU does so
-always, and masks and copies all of them: `in_tiles` is the form for arrays on one CPU.
+rows is a multiple of 8; otherwise XLA makes of it a product with every expert.  XLA:CPU and XLA:GPU
+do so always, and the former masks and copies all of them: `in_tiles` is the form for arrays on one
+CPU, and `by_kernel` for arrays on one NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax._internal.platforms import on_cpu
+from specjax._internal.platforms import on_cpu, on_cuda
+from specjax.kernels import few_experts_on_gpu, takes_experts_on_gpu
 from specjax.models.packed import PackedKernel
 from specjax.models.products import stacked_product
 
@@ -104,6 +106,45 @@ def _(
     inner: Gate, primals: tuple[Array, Array, Stacks], tangents: tuple[Array, Array, Stacks]
 ) -> tuple[Array, Array]:
     return jax.jvp(functools.partial(grouped, inner), primals, tangents)
+
+
+def by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+    """Computes `grouped` for arrays on one GPU; for few tokens on an NVIDIA GPU with a kernel."""
+    ours = [stack for stack in stacks[:3] if stack is not None]
+    if any(
+        isinstance(stack, PackedKernel) or not takes_experts_on_gpu(x, chosen, stack)
+        for stack in ours
+    ):
+        return grouped(inner, x, chosen, stacks)
+    return _dense_by_kernel(inner, x, chosen, stacks)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _dense_by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+    return on_cuda(
+        functools.partial(_by_kernel, inner), functools.partial(grouped, inner), x, chosen, stacks
+    )
+
+
+@_dense_by_kernel.defjvp
+def _(
+    inner: Gate, primals: tuple[Array, Array, Stacks], tangents: tuple[Array, Array, Stacks]
+) -> tuple[Array, Array]:
+    return jax.jvp(functools.partial(grouped, inner), primals, tangents)
+
+
+def _by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+    flat = chosen.reshape(-1)
+
+    def added(y: Array, which: int) -> Array:
+        return y if stacks.biases is None else y + stacks.biases[which][flat]
+
+    with jax.named_scope(f"pairs_{len(flat)}"):  # that `bench.gpu` counts
+        inward = [stack for stack in (stacks.gate, stacks.up) if isinstance(stack, jax.Array)]
+        *gates, up = few_experts_on_gpu(x, chosen, inward)
+        hidden = inner(added(gates[0], 0) if gates else None, added(up, 1))
+        assert isinstance(stacks.down, jax.Array)
+        return added(few_experts_on_gpu(hidden, chosen, [stacks.down])[0], 2)
 
 
 def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks, alone: bool = True) -> Array:

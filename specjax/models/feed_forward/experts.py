@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax import Array
 
 from specjax.models.config import TransformerConfig
-from specjax.models.feed_forward.by_expert import Stacks, grouped, in_tiles
+from specjax.models.feed_forward.by_expert import Stacks, grouped
 from specjax.models.feed_forward.mlp import MLP, activated
 from specjax.models.layers import Dense, named_param, residual_scale
 from specjax.models.router import route
@@ -30,7 +30,7 @@ class Experts(nn.Module):
 
     config: TransformerConfig
     dense: Callable[..., Dense]
-    on_one_device: bool = False
+    mix: Callable[..., Array] = grouped  # or another form of it, for arrays on one device
 
     @nn.compact
     def __call__(self, x: Array, routed: Array | None = None) -> Array:
@@ -49,8 +49,7 @@ class Experts(nn.Module):
         if c.router.on_input:
             pairs = pairs * weights.reshape(-1, 1).astype(x.dtype)
             weights = jnp.ones_like(weights)
-        mix = in_tiles if self.on_one_device else grouped
-        out = mix(functools.partial(activated, c), pairs, chosen, self._stacks())
+        out = self.mix(functools.partial(activated, c), pairs, chosen, self._stacks())
         out = out.reshape(*chosen.shape, -1).astype(jnp.float32)
         mixed = (out * weights[..., None]).sum(1).astype(x.dtype)
         if c.expert_width:

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from specjax._internal.checks import flag, real, settle, whole
 from specjax.caches import LayerState
 from specjax.models.config import Mixer, TransformerConfig
-from specjax.models.layers import Dense, apart, named_param, residual_scale
+from specjax.models.layers import Dense, apart, aside, named_param, residual_scale
 from specjax.models.mixers.attention import Rotations
 from specjax.models.mixers.convolution import convolve_each
 from specjax.models.mixers.outer_products import stage_read
@@ -86,7 +86,7 @@ class GatedDeltaNet(nn.Module):
         memory = m.state(len(x), x.dtype) if memory is None else memory
         keys, values = m.key_heads * m.key_dim, m.value_heads * m.value_dim
 
-        def project(name: str, features: int) -> Array:
+        def project(name: str, features: int, x: Array = x) -> Array:
             return self.dense(features, ("embed", "states"), False, c.init_scale, name=name)(x)
 
         def small(name: str, init: float, size: int, axis: str = "states") -> Array:
@@ -102,12 +102,12 @@ class GatedDeltaNet(nn.Module):
             for name in "qk"
         )
         value = mixed["v"].reshape(*x.shape[:2], m.value_heads, m.value_dim)
-        beta = jax.nn.sigmoid(project("b", m.value_heads).astype(jnp.float32))
+        gated = aside(x)
+        beta = jax.nn.sigmoid(project("b", m.value_heads, gated).astype(jnp.float32))
         beta = 2.0 * beta if m.negative else beta
         rate = jnp.exp(small("A_log", 0.0, m.value_heads))
-        step = project("a", m.value_heads).astype(jnp.float32) + small(
-            "dt_bias", 1.0, m.value_heads
-        )
+        step = project("a", m.value_heads, gated).astype(jnp.float32)
+        step = step + small("dt_bias", 1.0, m.value_heads)
         gate = -rate * jax.nn.softplus(step)
         out, staged = stage_read(
             memory,

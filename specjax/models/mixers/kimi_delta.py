@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from specjax._internal.checks import whole
 from specjax.caches import LayerState
 from specjax.models.config import Mixer, TransformerConfig
-from specjax.models.layers import Dense, named_param, residual_scale
+from specjax.models.layers import Dense, aside, named_param, residual_scale
 from specjax.models.mixers.attention import Rotations
 from specjax.models.mixers.convolution import convolve_each
 from specjax.models.mixers.gated_delta import unit
@@ -70,7 +70,7 @@ class KimiDeltaNet(nn.Module):
         every = m.heads * m.head_dim
         heads = (*x.shape[:2], m.heads, m.head_dim)
 
-        def project(name: str, features: int, axis: str = "states") -> Array:
+        def project(name: str, features: int, axis: str = "states", x: Array = x) -> Array:
             return self.dense(features, ("embed", axis), False, c.init_scale, name=name)(x)
 
         def narrowed(name: str) -> Array:
@@ -86,7 +86,7 @@ class KimiDeltaNet(nn.Module):
         mixed = convolve_each(self, inputs, memory.columns, m.conv_size, c.init_scale, visible)
         query, key, value = (mixed[name].reshape(heads).astype(jnp.float32) for name in "qkv")
         query, key = unit(query), unit(key)
-        beta = jax.nn.sigmoid(project("b", m.heads).astype(jnp.float32))
+        beta = jax.nn.sigmoid(project("b", m.heads, x=aside(x)).astype(jnp.float32))
         rate = jnp.exp(small("A_log", 0.0, m.heads))[:, None]
         step = (narrowed("f") + small("dt_bias", 1.0, every)).reshape(heads)
         gate = -rate * jax.nn.softplus(step)

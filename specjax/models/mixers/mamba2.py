@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from specjax._internal.checks import chosen, flag, real, settle, typed, whole
 from specjax.caches import LayerState
 from specjax.models.config import Beside, Mixer, TransformerConfig
-from specjax.models.layers import Dense, named_param, residual_scale, scaled
+from specjax.models.layers import Dense, aside, named_param, residual_scale, scaled
 from specjax.models.mixers.attention import Rotations
 from specjax.models.mixers.convolution import convolve_each
 from specjax.models.mixers.outer_products import stage_read
@@ -127,7 +127,7 @@ class Mamba2Layer(nn.Module):
         memory = m.state(len(x), x.dtype) if memory is None else memory
         x = scaled(x, m.scales.input)
 
-        def project(name: str, features: int) -> Array:
+        def project(name: str, features: int, x: Array = x) -> Array:
             axes = ("embed", "states")
             y = self.dense(features, axes, m.bias, c.init_scale, name=name)(x)
             return scaled(y, getattr(m.scales, name))
@@ -145,7 +145,7 @@ class Mamba2Layer(nn.Module):
             mixed[name].reshape(*x.shape[:2], m.groups, m.state_dim) for name in ("b", "c")
         )
         value = mixed["x"].reshape(*x.shape[:2], m.heads, m.head_dim)
-        step = project("dt", m.heads).astype(jnp.float32) + small("dt_bias", 1.0, m.heads)
+        step = project("dt", m.heads, aside(x)).astype(jnp.float32) + small("dt_bias", 1.0, m.heads)
         step = jax.nn.softplus(step)
         gate = -jnp.exp(small("A_log", 0.0, m.heads)) * step
         columns, added = tuple(inputs.values()), step[..., None] * value

@@ -19,17 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax import contract, decoding, methods, proposers, rules
 from specjax._internal.checks import settle
-from specjax.contract import Proposer
-from specjax.decoding import Decoder
 from specjax.files import TOKENIZER
-from specjax.methods import DraftModel
 from specjax.models import LanguageModel, LinenModel, head_matrix
 from specjax.options.command import parse
 from specjax.options.fields import count, option
 from specjax.parallel import row_parts, to_host
-from specjax.proposers import NoProposer
-from specjax.rules import Match
 from specjax.training import accepted, losses, online, student
 from specjax.training.checkpoints import saved_steps
 from specjax.training.corpus import starts_of_documents
@@ -386,14 +382,16 @@ class Distill(TaughtJob[DistillOptions]):
         )
         return jnp.moveaxis(values.reshape(len(tokens), -1, values.shape[-1]), -1, 0)
 
-    def _prefill(self, decoder: Decoder, params: Params, batch: Batch) -> DecodeState:
+    def _prefill(self, decoder: decoding.Decoder, params: Params, batch: Batch) -> DecodeState:
         o, keys = self.options, online.row_keys(self.options.seed, batch["number"])
         return online.begin(decoder, params, batch["tokens"], o.sampled_prompt, o.settings, keys)
 
     def _continue(self, params: Tree, batch: Batch) -> Array:
         """Returns the tokens of a batch; the draft as it is now generates its `own` rows."""
         tokens, own = batch["tokens"], batch["own"]
-        decoder = Decoder(self.draft, NoProposer(), Match(), (), tokens.shape[1])
+        decoder = decoding.Decoder(
+            self.draft, proposers.NoProposer(), rules.Match(), (), tokens.shape[1]
+        )
         arrays = Params(jax.lax.stop_gradient(params))
 
         def write() -> Array:
@@ -403,13 +401,15 @@ class Distill(TaughtJob[DistillOptions]):
         return jax.lax.cond(own.any(), write, lambda: tokens)
 
     @property
-    def proposer(self) -> Proposer[ArrayTree, ArrayTree]:
+    def proposer(self) -> contract.Proposer[ArrayTree, ArrayTree]:
         """The draft as it is being trained."""
-        return DraftModel(self.draft, self.target.model.vocab_size, self.options.num_drafts)
+        return methods.DraftModel(self.draft, self.target.model.vocab_size, self.options.num_drafts)
 
     def _online(self, params: Tree, frozen: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
         o = self.options
-        decoder = Decoder(self.target.model, self.proposer, Match(), (), o.sequence_length)
+        decoder = decoding.Decoder(
+            self.target.model, self.proposer, rules.Match(), (), o.sequence_length
+        )
         arrays = Params(frozen, jax.lax.stop_gradient(params))
         rollout = online.roll_out(
             decoder, arrays, self._prefill(decoder, arrays, batch), o.online_steps

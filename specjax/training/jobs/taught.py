@@ -10,11 +10,8 @@ import numpy as np
 import tokenizers
 from jax.sharding import Mesh
 
-from specjax.contract import Proposer
-from specjax.decoding import Decoder
-from specjax.measure import interval, measure
+from specjax import contract, decoding, measure, rules
 from specjax.models import LanguageModel
-from specjax.rules import Match
 from specjax.training.dataset import initial_hash
 from specjax.training.material import Material, held_out_prompts, learned
 from specjax.training.record import named
@@ -90,7 +87,7 @@ class TaughtJob(Generic[OptionsT]):
         return held_out_prompts(held_out, count, o.sequence_length, prompt, longest)
 
     def tau(
-        self, proposer: Proposer, params: Params, settings: dict[str, float]
+        self, proposer: contract.Proposer, params: Params, settings: dict[str, float]
     ) -> dict[str, float]:
         """Returns tau on held-out prompts with the decoder, if --eval-prompts asks for it.
 
@@ -102,12 +99,14 @@ class TaughtJob(Generic[OptionsT]):
             return {}
         prompts = self.prompts(o.eval_prompts, o.sequence_length - o.eval_tokens)
         room = max(map(len, prompts)) + o.eval_tokens + proposer.num_nodes
-        decoder = Decoder(self.target.model, proposer, Match(), self.target.eos, room)
+        decoder = decoding.Decoder(
+            self.target.model, proposer, rules.Match(), self.target.eos, room
+        )
         rows = min(len(prompts), 8)
-        counts = measure(
+        counts = measure.measure(
             decoder, params, prompts, o.eval_tokens, batch=rows, settings=settings, seed=0
         ).counts
-        found = interval(counts.emitted, counts.passes)
+        found = measure.interval(counts.emitted, counts.passes)
         assert found is not None
         tau, low, high = found
         return {"tau": tau} | ({"tau_low": low, "tau_high": high} if len(prompts) > 1 else {})

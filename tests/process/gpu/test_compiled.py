@@ -16,9 +16,10 @@ import pytest
 from _pytest.mark import ParameterSet
 
 import specjax
+from bench.compiled.cells import measure
 from bench.compiled.chips import chip
 from bench.compiled.drafters import DRAFTERS
-from bench.compiled.sizes import shapes_of
+from bench.compiled.sizes import config_of, shapes_of
 from bench.gpu.described import devices_of
 from bench.gpu.programs import WHOLE_LOOP, GpuProgram, compile_for_gpu
 from specjax import Decoder, Params, TransformerConfig, sampling
@@ -123,6 +124,20 @@ def test_four_gpus_gather_no_table():
     made = compiled("none", 1, 4)
     assert made.step.tables_gathered == []
     assert made.scratch_bytes < 16e6  # the embedding is 134 MB
+
+
+@pytest.mark.parametrize("size", ["qwen3.5-35b-a3b", "gpt-oss-20b"])
+def test_a_plain_step_reads_few_experts(size):
+    """It reads the chosen experts, and copies no matrix: all experts would be 8 to 32 times as many
+    bytes, and a copy of the matrices that read one input three times theirs."""
+    devices, config = devices_of(chip("h100"), 1), config_of(size).truncated(4)
+    target = shapes_of(config, devices=devices)
+    decoder = Decoder(target.model, specjax.NoProposer(), specjax.Match(), (2,), CAPACITY)
+    made = compile_for_gpu(decoder, Params(target.params, ()), devices, 1)
+    found = measure(made, config.vocab_size, 1, 80e9, CAPACITY)
+    assert made.step.terms_written == []
+    assert found["target_bytes"] < 1.03 * found["active_bytes"]
+    assert sum(found["bytes_per_step"].values()) < 1.2 * found["active_bytes"]
 
 
 def changed(monkeypatch, module, name, rows):
