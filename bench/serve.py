@@ -14,6 +14,7 @@ was asked for, so idle rows of a static batch count nothing.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -75,6 +76,9 @@ class ServeOptions(fields.Options):
     num_drafts: int = fields.option(4, "draft tokens per step")
     temperature: float = fields.option(0.0, "sampling temperature; 0 is greedy")
     rounds: int = fields.option(3, "measured turns")
+    cache_tokens: int | None = fields.option(
+        None, "engines with pages for so many tokens, too", metavar="N"
+    )
     peer: bool = fields.option(False, "transformers' continuous batching, too")
     json: str | None = fields.option(None, "write the report to this file")
 
@@ -91,6 +95,7 @@ def measure(arguments: ServeOptions) -> Report:
     with (
         Engine(target, **room) as bare,
         Engine(target, {"draft": drafter, "lookup": lookup}, **room) as drafting,
+        contextlib.ExitStack() as stack,
     ):
         contestants = {
             "one by one, plain": generated(arguments, target, work, 1, None),
@@ -102,6 +107,14 @@ def measure(arguments: ServeOptions) -> Report:
             "engine, lookup": served(arguments, drafting, work, "lookup"),
             "engine, draft": served(arguments, drafting, work, "draft"),
         }
+        if arguments.cache_tokens is not None:
+            pages = {**room, "cache_tokens": arguments.cache_tokens}
+            bare_pages = stack.enter_context(Engine(target, **pages))
+            drafting_pages = stack.enter_context(Engine(target, {"draft": drafter}, **pages))
+            contestants |= {
+                "engine with pages, without drafters": served(arguments, bare_pages, work, "none"),
+                "engine with pages, draft": served(arguments, drafting_pages, work, "draft"),
+            }
         even = [(prompt, arguments.new_tokens[1]) for prompt, _ in work]
         even = even[: len(even) // arguments.slots * arguments.slots]
         if even:

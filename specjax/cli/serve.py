@@ -86,6 +86,10 @@ class RoomOptions(Options):
 
     slots: int = option(8, "requests that decode at once")
     capacity: int = option(2048, "tokens of a prompt with its output")
+    cache_tokens: int | None = option(
+        None, "tokens that all slots hold together, in pages; default: slots times capacity",
+        metavar="N",
+    )  # fmt: skip
     waiting: int = option(64, "requests that may wait for a slot")
     chunk: int = option(128, "tokens of a prompt that are read between two steps")
     logprobs: int = option(
@@ -170,6 +174,7 @@ def main(prog: str, argv: list[str]) -> None:
             logprobs=None if arguments.logprobs < 0 else arguments.logprobs,
             default=first,
             constraint_size=size if any(size) else None,
+            cache_tokens=arguments.cache_tokens,
         )
     key = arguments.api_key or os.environ.get(_KEY) or None
     if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:

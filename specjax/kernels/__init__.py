@@ -24,6 +24,12 @@ if TYPE_CHECKING:
         takes,
         takes_stacked,
     )
+    from specjax.kernels.paging import (
+        few_queries_of_pages,
+        takes_pages,
+        write_pages,
+        writes_pages,
+    )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
 
 __getattr__ = lazily(__name__, __file__)
@@ -34,6 +40,7 @@ __all__ = [
     "coding_of",
     "few_experts_on_gpu",
     "few_queries",
+    "few_queries_of_pages",
     "few_queries_on_gpu",
     "few_rows",
     "few_rows_of",
@@ -44,6 +51,9 @@ __all__ = [
     "takes_attention_on_gpu",
     "takes_codes",
     "takes_experts_on_gpu",
+    "takes_pages",
     "takes_stacked",
     "usable",
+    "write_pages",
+    "writes_pages",
 ]

@@ -32,15 +32,25 @@ class Attention:
     Its buffers are queries [B, N, H, dim] in float32, keys and values [B, K, S, dim] in `dtype`,
     which slots are visible [B or 1, N, S], two numbers (the scale, and the softcap if `capped`),
     and the result [B, N, H, dim] in float32.
+
+    With `page` slots in a page, keys and values are pages [P, K, page, dim], and before the result
+    comes the table [B, S / page] with the numbers of each row's pages.
     """
 
     dtype: str
     dim: int
     capped: bool
     machine: Machine
+    page: int | None = None
 
-    buffers = 6
-    sizes = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (3, 0))  # B, N, H, K, S, B or 1
+    @property
+    def buffers(self) -> int:
+        return 6 if self.page is None else 7
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """Returns the sizes B, N, H, K, S, and B or 1."""
+        return (0, 0), (0, 1), (0, 2), (1, 1), (3, 2), (3, 0)
 
     @property
     def name(self) -> str:
@@ -61,7 +71,8 @@ class Attention:
 
     def function(self, module: ir.Module) -> ir.Function:
         element = FLOAT if self.dtype == "float32" else INT16
-        kinds = (FLOAT, element, element, INT8, FLOAT, FLOAT)
+        table = () if self.page is None else (INT32,)
+        kinds = (FLOAT, element, element, INT8, FLOAT, *table, FLOAT)
         places = [kind.as_pointer() for kind in kinds]
         signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 8])
         function = ir.Function(module, signature, f"{self.name}_part")
@@ -87,17 +98,22 @@ class _Part:
         b: Any = self.emit.b
         self.b = b
         (
-            self.queries, self.keys, self.values, self.visible, self.numbers, self.out,
-            part, parts, batch, self.width, self.heads, key_heads, self.slots, masks,
+            self.queries, self.keys, self.values, self.visible, self.numbers, *table, self.out,
+            part, parts, batch, self.width, self.heads, self.key_heads, self.slots, masks,
         ) = function.args  # fmt: skip
         of_row = b.sdiv(parts, batch)
         self.groups = b.sdiv(self.heads, of_row)
         self.row, of_heads = b.sdiv(part, of_row), b.srem(part, of_row)
         self.first_head = b.mul(of_heads, self.groups)
-        key_head = b.sdiv(b.mul(of_heads, key_heads), of_row)
-        pair = b.add(b.mul(self.row, key_heads), key_head)
-        cache = b.mul(b.mul(pair, self.slots), word(self.dim))
-        self.keys, self.values = b.gep(self.keys, [cache]), b.gep(self.values, [cache])
+        self.key_head = b.sdiv(b.mul(of_heads, self.key_heads), of_row)
+        self.table = None
+        if work.page is None:
+            pair = b.add(b.mul(self.row, self.key_heads), self.key_head)
+            cache = b.mul(b.mul(pair, self.slots), word(self.dim))
+            self.keys, self.values = b.gep(self.keys, [cache]), b.gep(self.values, [cache])
+        else:
+            pages = b.sdiv(self.slots, word(work.page))
+            self.table = b.gep(table[0], [b.mul(self.row, pages)])
         shared = b.icmp_signed("==", masks, word(1))
         mask = b.select(shared, word(0), b.mul(self.row, b.mul(self.width, self.slots)))
         self.visible = b.gep(self.visible, [mask])
@@ -226,23 +242,37 @@ class _Part:
     def _rows(self, source: Value, start: Value, count: Value) -> Value:
         """Returns rows of a block in float32, padded to `padded` numbers and with rows of zeros."""
         b, emit = self.b, self.emit
-        source = b.gep(source, [b.mul(start, word(self.dim))])
+        base, apart = source, self.work.page is not None and self.work.page % BLOCK > 0
+        source = self._slot(base, start)
 
         def copy() -> None:
             with emit.loop(word(0), count, 1) as (i, _, _):
-                place = b.gep(source, [b.mul(i, word(self.dim))])
+                if apart:  # a block has several pages
+                    place = self._slot(base, b.add(start, i))
+                else:
+                    place = b.gep(source, [b.mul(i, word(self.dim))])
                 self._copy(place, b.gep(self.block, [b.mul(i, word(self.padded))]))
             used = b.mul(count, word(self.padded))
             with emit.loop(used, word(BLOCK * self.padded), self.lanes) as (i, _, _):
                 emit.write(zeros(self.vector), self.block, i, 4)
 
-        if self.work.dtype != "float32" or self.dim != self.padded:
+        if self.work.dtype != "float32" or self.dim != self.padded or apart:
             copy()
             return self.block
         whole = b.icmp_signed("==", count, word(BLOCK))
         with b.if_then(b.not_(whole)):
             copy()
         return b.select(whole, source, self.block)
+
+    def _slot(self, base: Value, slot: Value) -> Value:
+        """Returns the address of a slot's row, in all keys or values."""
+        b, page = self.b, self.work.page
+        if page is None:
+            return b.gep(base, [b.mul(slot, word(self.dim))])
+        number = self.emit.read(self.table, b.sdiv(slot, word(page)), INT32, 4)
+        pair = b.add(b.mul(b.sext(number, WORD), self.key_heads), self.key_head)
+        row = b.add(b.mul(pair, word(page)), b.srem(slot, word(page)))
+        return b.gep(base, [b.mul(row, word(self.dim))])
 
     def _copy(
         self, source: Value, target: Value, change: Callable[[Value], Value] | None = None

@@ -17,6 +17,7 @@ from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.sharing import Work, handler
 from specjax.kernels.tiles import Tiles
+from specjax.kernels.writing import Writing
 
 _lock = threading.Lock()
 
@@ -41,10 +42,16 @@ def codes(dtype: str, coding: Coding) -> str:
     return _registered(coding.name, work(coding, machine()))
 
 
-def attention(dtype: str, dim: int, capped: bool) -> str:
+def attention(dtype: str, dim: int, capped: bool, page: int | None = None) -> str:
     """Returns the name as `product`, for attention with keys and values of this dtype."""
-    name = f"specjax_attention_{dtype}_{dim}{'_capped' if capped else ''}"
-    return _registered(name, Attention(dtype, dim, capped, machine()))
+    pages = "" if page is None else f"_pages_of_{page}"
+    name = f"specjax_attention_{dtype}_{dim}{'_capped' if capped else ''}{pages}"
+    return _registered(name, Attention(dtype, dim, capped, machine(), page))
+
+
+def writing(dtype: str, page: int) -> str:
+    """Returns the name as `product`, for writing tokens into pages of this dtype."""
+    return _registered(f"specjax_writing_{dtype}_{page}", Writing(dtype, page))
 
 
 _names: set[str] = set()

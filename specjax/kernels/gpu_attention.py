@@ -8,6 +8,8 @@ pass of one token and in the verification of a tree.  A program of the kernel mu
 `_ROWS` queries of one key head with blocks of slots of one size, in the order of the slots.  A
 block that a query does not see changes none of its sums.
 
+Keys and values may be in pages, which the kernel reads where they lie, by the row's table.
+
 One program a key head leaves most of a GPU idle.  So a cache of more than `_UNCUT` slots is read by
 a program for each chunk of `_CHUNK`, and a second kernel adds the chunks, in their order.
 """
@@ -34,8 +36,12 @@ _UNCUT, _CHUNK = 2048, 1024  # slots
 _LEAST = float(jnp.finfo(jnp.float32).min)
 
 
-def takes_attention_on_gpu(query: Array, keys: Array, values: Array) -> bool:
-    """Returns whether `few_queries_on_gpu` computes the attention of these queries."""
+def takes_attention_on_gpu(query: Array, keys: Array, values: Array, paged: bool = False) -> bool:
+    """Returns whether `few_queries_on_gpu` computes the attention of these queries.
+
+    Args:
+      paged: keys and values are pages [P, K, page, D].
+    """
     _, width, heads, dim = query.shape
     return (
         0 < width <= MOST_QUERIES
@@ -46,13 +52,17 @@ def takes_attention_on_gpu(query: Array, keys: Array, values: Array) -> bool:
         and query.dtype == keys.dtype == values.dtype
         and keys.dtype.name in _DTYPES
         and dim * keys.dtype.itemsize * _FEWEST_SLOTS <= _BLOCK_BYTES
-        and keys.shape[2] % _block(keys) == 0
+        and keys.shape[2] % _block(keys, paged) == 0
     )
 
 
-def _block(keys: Array) -> int:
-    """Returns the slots of a block, which follow from the size and the dtype of a key."""
-    return min(_MOST_SLOTS, _BLOCK_BYTES // (keys.shape[3] * keys.dtype.itemsize))
+def _block(keys: Array, paged: bool = False) -> int:
+    """Returns the slots of a block, which follow from the size and the dtype of a key.
+
+    A page may have fewer.
+    """
+    most = min(_MOST_SLOTS, _BLOCK_BYTES // (keys.shape[3] * keys.dtype.itemsize))
+    return min(most, keys.shape[2]) if paged else most
 
 
 def few_queries_on_gpu(
@@ -64,6 +74,7 @@ def few_queries_on_gpu(
     softcap: float | None = None,
     sinks: Array | None = None,
     interpret: bool = False,
+    table: Array | None = None,
 ) -> Array:
     """Computes softmax attention in a program for one GPU.
 
@@ -75,6 +86,8 @@ def few_queries_on_gpu(
       softcap: c of the scores c tanh(x / c), or None.
       sinks: [H], a score of each head with a value of 0, or None.
       interpret: compute what the kernel computes, on any platform, slowly.
+      table: [B, T] int32, the numbers of each row's pages; then keys and values are pages
+        [P, K, page, D], and S is T * page.
 
     Returns:
       [B, N, H * D] of the query's dtype; 0 for a token that sees no slot and has no sink.
@@ -83,9 +96,12 @@ def few_queries_on_gpu(
     from jax.experimental.pallas import triton
 
     batch, width, heads, dim = query.shape
-    key_heads, slots = keys.shape[1], keys.shape[2]
+    paged = table is not None
+    key_heads, slots = keys.shape[1], visible.shape[2]
     chunks = 1 if slots <= _UNCUT else -(-slots // _CHUNK)
-    sizes = _Sizes(width, heads, heads // key_heads, dim, _block(keys), chunks)
+    block = _block(keys, paged)
+    page = keys.shape[2] if paged else None
+    sizes = _Sizes(width, heads, heads // key_heads, dim, block, chunks, page)
     # Which blocks a row reads is the same for all layers of a kind, so XLA computes it once.
     seen = visible.any(1)
     first = jnp.argmax(seen, axis=1) // sizes.block
@@ -119,8 +135,13 @@ def few_queries_on_gpu(
         )
 
     flat = pl.BlockSpec((None, width * heads, dim), lambda tile, head, row: (row, 0, 0))
-    operands = [query.reshape(batch, width * heads, dim), keys, values, masks, bounds]
-    specs = [flat, of_head(slots, dim), of_head(slots, dim), shared(masks), shared(bounds)]
+    kept = of_head(slots, dim)
+    if table is not None:
+        whole = (len(keys), None, keys.shape[2], dim)
+        kept = pl.BlockSpec(whole, lambda tile, head, row: (0, head, 0, 0))
+    tables = [] if table is None else [table.astype(jnp.int32)]
+    operands = [query.reshape(batch, width * heads, dim), keys, values, masks, bounds, *tables]
+    specs = [flat, kept, kept, shared(masks), shared(bounds), *map(shared, tables)]
     given = [] if sinks is None else [sinks.astype(jnp.float32)]
     sunk = [pl.BlockSpec((heads,), lambda tile, head, row: (0,)) for _ in given]
     mixed = jax.ShapeDtypeStruct((batch, width * heads, dim), query.dtype), flat
@@ -154,6 +175,7 @@ class _Sizes:
     dim: int
     block: int  # slots
     chunks: int
+    page: int | None = None  # slots
 
     @property
     def tiles(self) -> int:
@@ -188,9 +210,10 @@ def _whole(scoring: Any, sizes: _Sizes, query: Any, *others: Any) -> None:
     from jax.experimental import pallas as pl
 
     keys, values, visible, bounds, *sinks, out = others
+    table = None if sizes.page is None else sinks.pop(0)
     token, head = sizes.queries(pl.program_id(0))
     begun = _begun(sizes, head, sinks)
-    arrays = query, keys, values, visible
+    arrays = query, keys, values, visible, table
     sums = _added(scoring, sizes, arrays, token, head, bounds[0], bounds[1], begun)
     _store(sizes, out, token, head, sums)
 
@@ -200,13 +223,14 @@ def _of_chunk(scoring: Any, sizes: _Sizes, query: Any, *others: Any) -> None:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    keys, values, visible, bounds, most, total, mixed = others
+    keys, values, visible, bounds, *tables, most, total, mixed = others
     tile, chunk = pl.program_id(0) % sizes.tiles, pl.program_id(0) // sizes.tiles
     token, head = sizes.queries(tile)
     blocks = _CHUNK // sizes.block
     first = jnp.maximum(bounds[0], chunk * blocks)
     last = jnp.minimum(bounds[1], (chunk + 1) * blocks)
-    arrays, begun = (query, keys, values, visible), _begun(sizes, head, [])
+    arrays = query, keys, values, visible, tables[0] if tables else None
+    begun = _begun(sizes, head, [])
     sums = _added(scoring, sizes, arrays, token, head, first, last, begun)
     row = tile * _ROWS + jnp.arange(_ROWS)
     here = jnp.full(_ROWS, chunk)
@@ -266,21 +290,28 @@ def _added(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    query, keys, values, visible = arrays
+    query, keys, values, visible, table = arrays
     asked = triton.load(query.at[sizes.numbers(token * sizes.heads + head)])
     shape = _ROWS, sizes.block
     tokens = jnp.broadcast_to(token[:, None], shape)
 
+    def block(kept: Any, start: Array) -> Array:
+        if sizes.page is None:
+            return kept[pl.ds(start, sizes.block), :]
+        assert table is not None
+        number = triton.load(table.at[start // sizes.page])
+        return kept[number, pl.ds(start % sizes.page, sizes.block), :]
+
     def step(number: Array, sums: _Sums) -> _Sums:
         most, total, mixed = sums
-        some = pl.ds(number * sizes.block, sizes.block)
-        slots = jnp.broadcast_to(number * sizes.block + jnp.arange(sizes.block)[None], shape)
+        start = number * sizes.block
+        slots = jnp.broadcast_to(start + jnp.arange(sizes.block)[None], shape)
         seen = triton.load(visible.at[tokens, slots]) != 0
-        scores = scoring(_product(asked, keys[some, :], 1))
+        scores = scoring(_product(asked, block(keys, start), 1))
         higher = jnp.maximum(most, jnp.where(seen, scores, _LEAST).max(1))
         weights = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0)
         shrink = jnp.exp(most - higher)
-        added = _product(weights.astype(asked.dtype), values[some, :], 0)
+        added = _product(weights.astype(asked.dtype), block(values, start), 0)
         return higher, total * shrink + weights.sum(1), mixed * shrink[:, None] + added
 
     return jax.lax.fori_loop(first, last, step, begun)

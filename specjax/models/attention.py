@@ -12,6 +12,7 @@ from jax import Array
 
 from specjax import kernels
 from specjax._internal.platforms import Device, by_platform, on_cpu, on_cuda, runs_triton
+from specjax.caches import Pages
 from specjax.models.products import float32_dot_general
 
 _CAUSAL_BLOCK = 64
@@ -28,10 +29,10 @@ takes up to twice as long as without blocks if all slots are filled, but a seven
 """
 
 
-Parts = Array | tuple[Array, ...]
+Parts = Array | Pages | tuple[Array, ...]
 """Queries or keys, or several parts of them: the scores of the parts are summed."""
 
-_Mixing = Callable[[Parts, Parts, Array, Array, Array | None], Array]
+_Mixing = Callable[[Parts, Parts, Any, Array, Array | None], Array]
 """Maps queries [B, K, R, D], keys, values, `visible` and sinks [K, R, 1] to [B, K, R, V] float32.
 """
 
@@ -39,13 +40,15 @@ _Mixing = Callable[[Parts, Parts, Array, Array, Array | None], Array]
 def attend(
     query: Parts,
     keys: Parts,
-    values: Array,
+    values: Array | Pages,
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
 ) -> Array:
     """Computes softmax attention with an explicit mask.
+
+    Keys and values in pages are read in blocks of slots on every platform.
 
     Args:
       query: [B, N, H, D]; H is a multiple of K.  It may be parts of several sizes D.
@@ -69,7 +72,10 @@ def attend(
 
     whole = functools.partial(_whole, factor, softcap)
     narrow = {name: blocks(size) for name, (least, size) in _NARROW.items() if slots >= least}
-    if width >= _WIDE and slots > BLOCK_SLOTS:
+    if isinstance(values, Pages):
+        page = values.page
+        mix = blocks(min(slots, max(BLOCK_SLOTS // page, 1) * page))
+    elif width >= _WIDE and slots > BLOCK_SLOTS:
         mix = blocks(BLOCK_SLOTS)
     elif narrow:
         mix = functools.partial(by_platform, narrow, whole)
@@ -81,8 +87,8 @@ def attend(
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
 def cpu_attend(
     query: Array,
-    keys: Array,
-    values: Array,
+    keys: Array | Pages,
+    values: Array | Pages,
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
@@ -94,16 +100,27 @@ def cpu_attend(
     have no sinks.
     """
     other = functools.partial(attend, scale=scale, softcap=softcap, sinks=sinks)
+    paged = isinstance(keys, Pages)
     if (
         sinks is not None
         or keys.dtype != values.dtype
-        or not kernels.takes_attention(query, keys, softcap)
+        or keys.shape != values.shape
+        or not (
+            kernels.takes_pages(query, keys.pool, softcap)
+            if paged
+            else kernels.takes_attention(query, keys, softcap)
+        )
     ):
         return other(query, keys, values, visible)
     factor = query.shape[3] ** -0.5 if scale is None else scale
 
-    def few(query: Array, keys: Array, values: Array, visible: Array) -> Array:
-        mixed = kernels.few_queries(query, keys, values, visible, factor, softcap)
+    def few(query: Array, keys: Any, values: Any, visible: Array) -> Array:
+        if paged:
+            mixed = kernels.few_queries_of_pages(
+                query, keys.pool, values.pool, keys.table, visible, factor, softcap
+            )
+        else:
+            mixed = kernels.few_queries(query, keys, values, visible, factor, softcap)
         return mixed.astype(values.dtype).reshape(*query.shape[:2], -1)
 
     return on_cpu(few, other, query, keys, values, visible)
@@ -112,8 +129,8 @@ def cpu_attend(
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
 def gpu_attend(
     query: Array,
-    keys: Array,
-    values: Array,
+    keys: Array | Pages,
+    values: Array | Pages,
     visible: Array,
     scale: float | None = None,
     softcap: float | None = None,
@@ -124,11 +141,19 @@ def gpu_attend(
     On a mesh XLA would gather the cache, so models on several devices take `attend`.
     """
     other = functools.partial(attend, scale=scale, softcap=softcap, sinks=sinks)
-    if not kernels.takes_attention_on_gpu(query, keys, values):
+    paged = isinstance(keys, Pages)
+    held_keys, held_values = (x.pool if isinstance(x, Pages) else x for x in (keys, values))
+    if not kernels.takes_attention_on_gpu(query, held_keys, held_values, paged):
         return other(query, keys, values, visible)
     factor = query.shape[3] ** -0.5 if scale is None else scale
-    few = functools.partial(kernels.few_queries_on_gpu, scale=factor, softcap=softcap, sinks=sinks)
-    return on_cuda(few, other, query, keys, values, visible)
+    of_slots = functools.partial(
+        kernels.few_queries_on_gpu, scale=factor, softcap=softcap, sinks=sinks
+    )
+
+    def of_pages(query: Array, keys: Any, values: Any, visible: Array) -> Array:
+        return of_slots(query, keys.pool, values.pool, visible, table=keys.table)
+
+    return on_cuda(of_pages if paged else of_slots, other, query, keys, values, visible)
 
 
 def _jvp(
@@ -160,7 +185,7 @@ def _by_group(
     mix: _Mixing,
     query: Parts,
     keys: Parts,
-    values: Array,
+    values: Array | Pages,
     visible: Array,
     sinks: Array | None = None,
 ) -> Array:
@@ -223,6 +248,10 @@ def _mix(weights: Array, values: Array) -> Array:
     return float32_dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))
 
 
+def _is_pages(x: object) -> bool:
+    return isinstance(x, Pages)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _in_blocks(
     size: int,
@@ -253,12 +282,14 @@ def _in_blocks(
         # The last block is moved back to fit, so it overlaps the block before it.
         start = jnp.minimum(number * size, len(slot) - size)
 
-        def cut(x: Array) -> Array:
+        def cut(x: Any) -> Array:
+            if isinstance(x, Pages):
+                return x.part(start, size)
             return jax.lax.dynamic_slice_in_dim(x, start, size, 2)
 
         scores = _scores(
             grouped,
-            jax.tree.map(cut, keys),
+            jax.tree.map(cut, keys, is_leaf=_is_pages),
             cut(visible & (slot >= number * size)),
             scale,
             softcap,

@@ -26,6 +26,7 @@ from specjax.caches import (
     KVCache,
     LayerState,
     Memory,
+    PagedCache,
     Staged,
     WindowedCache,
     Written,
@@ -210,7 +211,8 @@ class Transformer(nn.Module):
         # The kernel reads the caches of attention, and not of latent attention.
         sized = {i for i in every if isinstance(c.mixer_of(i), AttentionSizes)}
         plain = not c.sinks and all(c.attends(i) or i in sized for i in every if slots[i])
-        cache = dataclasses.replace(cache, by_kernel=plain and self.attend is cpu_attend)
+        by_kernel = plain and self.attend is cpu_attend
+        cache = dataclasses.replace(cache, by_kernel=by_kernel, may_have_pages=True)
         if windows:
             cache = dataclasses.replace(cache, windows=windows)
         recurrent = tuple(c.has_state(i) for i in every)
@@ -237,7 +239,7 @@ class Transformer(nn.Module):
         c = self.config
         size = c.embedding_size or c.hidden_size
         # XLA:GPU fuses more of two tokens than of one.  The second one lies in the spare slot.
-        twice = tokens.size == 1 and type(cache) is KVCache and not self.sparse
+        twice = tokens.size == 1 and type(cache) in (KVCache, PagedCache) and not self.sparse
         twice = twice and platform_of_shapes() == "gpu"
         if twice:
             tokens, positions = (jnp.repeat(x, 2, axis=1) for x in (tokens, positions))

@@ -7,6 +7,9 @@
     peek        the new tokens of every slot, as one small array for the host
     copy        the first tokens of a slot, as a row that continues from there
 
+With pages (`PageSizes`) all rows and the prompts that are read share the memory of their caches,
+which is `pools` here, and `copy` takes no keys and values along: a row gets them by its table.
+
 Every program has one shape (`read` and `run` have one for each width), and all of them run once
 when the engine starts.  So nothing is compiled while requests wait.
 
@@ -32,10 +35,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.caches import (
+    Pool,
+    cleared,
+    copied_page,
+    pools_of,
+    with_pages,
+    with_table,
+    without_pages,
+)
 from specjax.decoding import Decoder, Logprobs, RowInputs, begin
 from specjax.parallel import device_bytes, devices_of, require, row_parts
 from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
+from specjax.serve.page_sizes import PageSizes, caches
 from specjax.serve.per_row import PLAIN, PerRow, SeveralState
 from specjax.serve.reading import Reader, Reading, passes, widths
 from specjax.serve.shardings import Shardings
@@ -85,19 +98,32 @@ class News:
 class Device:
     """Holds the arrays of an engine and its programs.  Only one thread uses it."""
 
-    def __init__(self, decoder: Decoder, params: Params, slots: int, chunk: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        params: Params,
+        slots: int,
+        chunk: int,
+        pages: PageSizes | None = None,
+    ) -> None:
         several = decoder.proposer
         assert isinstance(several, PerRow)
         self.decoder, self.params, self.slots, self.chunk = decoder, params, slots, chunk
         self.several = several
         self._reader = Reader(decoder.target, several, decoder.capacity, chunk)
+        self.pages = pages
+        self.pools: list[Pool] = []
         self._places = Shardings.of(params)
-        self._empty = jax.jit(lambda params: self._places.reading(self._reader.empty(params)))
-        self._read = jax.jit(self._read_on, donate_argnums=1)
+        self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
+        self._read = jax.jit(self._read_on, donate_argnums=(1, 2))
         self._begin = jax.jit(self._begun)
         self._peek = jax.jit(functools.partial(_peek, MOST_STEPS * (several.max_depth + 1)))
         self._recorded = jax.jit(_recorded)
-        self._copy = jax.jit(self._copied)
+        self._copy = jax.jit(self._copied if pages is None else self._first)
+        self._copy_page = jax.jit(copied_page, donate_argnums=0)
+        self._clear = jax.jit(cleared, donate_argnums=0)
+        # The sum keeps a table where it was, so that no other program is compiled for it.
+        self._tables = jax.jit(lambda old, table, uses: old * 0 + jnp.where(uses, table, 0))
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
         self._resumed = jax.jit(
             lambda waiting, before, done: self._places.rows(jnp.where(waiting, before, done))
@@ -125,10 +151,24 @@ class Device:
     def copies(self) -> bool:
         """True if the first tokens of a slot can be copied instead of read again."""
         reading = self._empty.eval_shape(self.params)
+        if self.pages is not None and self.pages.partly:
+            return False
         return jax.eval_shape(self._reader.first, reading, np.int32(0)) is not None
+
+    @functools.cached_property
+    def lags(self) -> list[int]:
+        """The last tokens of a copied beginning that each part reads again."""
+        assert self.pages is not None
+        if not self.copies:
+            return [0] * len(self.several.parts)
+        count = self.pages.step(self.chunk)
+        first = self._copy(self.empty(), np.int32(count))
+        return [max([0, *(count - x.length[0].item() for x in caches(own))]) for own in first.own]
 
     def start(self, row: Row) -> None:
         """Makes the batch, and compiles every program, with `row` as an example of a request."""
+        if self.pages is not None:
+            self.pools = jax.jit(self._pools)()
         reading = self.empty()
         for width in widths(self.chunk):
             reading = self.read(reading, np.zeros(width, np.int32), 0, width, frozenset())
@@ -139,7 +179,15 @@ class Device:
         self.chunk_seconds = time.perf_counter() - began
         one = self.begin(reading, row)
         self.state = self._tile(one)
-        if self.copies:
+        if self.pages is not None:
+            table = np.zeros((self.slots, self.pages.of_a_row), np.int32)
+            self.place(table, np.ones((self.slots, len(self.several.parts)), bool))
+            self.place_reading(reading, table[0])
+            self.clear([0])
+            if self.copies:
+                self.first(reading, 0, table[0])
+                self.copy_page(0, 0)
+        elif self.copies:
             self.copy(0, 0)
         # Twice on a mesh: XLA may write the shardings of its first results in another way.
         for _ in range(1 if self._places.mesh is None else 2):
@@ -168,7 +216,55 @@ class Device:
         padded = np.zeros((1, width), np.int32)
         padded[0, : len(tokens)] = tokens
         at = np.int32(start), np.int32(len(tokens))
-        return self._read(self.params, reading, padded, *at, self._flags(uses))
+        flags = self._flags(uses)
+        reading, self.pools = self._read(self.params, self.pools, reading, padded, *at, flags)
+        return reading
+
+    def place_reading(self, reading: Reading, table: np.ndarray) -> Reading:
+        """Returns a reading whose row has the pages `table` [T]."""
+        return with_table(reading, lambda old: self._tables(old, table, True))
+
+    def first(self, reading: Reading, count: int, table: np.ndarray) -> Reading:
+        """Returns the reading of a row after the first `count` tokens of another one's prompt.
+
+        Args:
+          reading: of that prompt; it can be used again.
+          table: [T], the pages of the row.
+        """
+        return self.place_reading(self._copy(reading, np.int32(count)), table)
+
+    def clear(self, pages: list[int]) -> None:
+        """Writes zeros into pages that were somebody else's."""
+        assert self.pages is not None
+        most = self.pages.of_a_row
+        for start in range(0, len(pages), most):
+            some = np.zeros(most, np.int32)
+            part = pages[start : start + most]
+            some[: len(part)] = part
+            self.pools = self._clear(self.pools, some, np.int32(len(part)))
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copies the keys and values of a page."""
+        self.pools = self._copy_page(self.pools, np.int32(source), np.int32(target))
+
+    def place(self, tables: np.ndarray, uses: np.ndarray) -> None:
+        """Gives the rows of the batch their pages.
+
+        Args:
+          tables: [slots, T] int32.
+          uses: [slots, parts] bool; a row has no pages in the caches of another part, so it can
+            neither read nor write there what belongs to others.
+        """
+        state = self.state
+        assert state is not None
+        whole = np.ones((self.slots, 1), bool)
+        cache = with_table(state.cache, lambda old: self._tables(old, tables, whole))
+        own = tuple(
+            with_table(part, lambda old, n=n: self._tables(old, tables, uses[:, n : n + 1]))
+            for n, part in enumerate(state.proposer.own)
+        )
+        proposer = dataclasses.replace(state.proposer, own=own)
+        self.state = dataclasses.replace(state, cache=cache, proposer=proposer)
 
     def copy(self, slot: int, count: int) -> Reading:
         """Returns the first `count` tokens of the prompt of a slot, as a row of its own."""
@@ -202,8 +298,13 @@ class Device:
         logits //= 1 if mesh is None else mesh.size if self._places.target else row_parts(mesh)
         needed = device_bytes(batch, mesh) + device_bytes((one, reading), None) + logits
         what = f"{self.slots} slots with a capacity of {self.decoder.capacity} tokens"
+        smaller = "a smaller capacity="
+        if self.pages is not None:
+            needed += device_bytes(jax.eval_shape(self._pools), None)
+            tokens = self.pages.count * self.pages.page
+            what, smaller = f"{what} and caches of {tokens}", "a smaller cache_tokens="
         cure = (
-            "make the engine with fewer slots=, a smaller capacity= or fewer drafters, load the "
+            f"make the engine with fewer slots=, {smaller} or fewer drafters, load the "
             "models in bfloat16, or split them over several devices with mesh="
         )
         require(needed, devices_of(self.params.target), what, cure)
@@ -248,7 +349,9 @@ class Device:
         done = state.done
         if waiting is not None:
             state = dataclasses.replace(state, done=self._end(done, waiting))
+        state = with_pages(state, self.pools)
         state = self._decoders[width].run(self.params, state, steps)
+        state, self.pools = without_pages(state)
         if waiting is not None:
             state = dataclasses.replace(state, done=self._resumed(waiting, done, state.done))
         self.state = state
@@ -282,7 +385,8 @@ class Device:
         """The number of programs that were compiled for this engine so far, except for `run`."""
         programs = (
             self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
-            self._end, self._resumed, self._tile,
+            self._end, self._resumed, self._tile, self._copy_page, self._clear,
+            self._tables,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
 
@@ -297,8 +401,28 @@ class Device:
         assert first is not None  # `copies`
         return self._places.reading(first)
 
-    def _read_on(self, params: Params, reading: Reading, *chunk: Array) -> Reading:
-        return self._places.reading(self._reader.read(params, reading, *chunk))
+    def _first(self, reading: Reading, count: Array) -> Reading:
+        first = self._reader.first(reading, count)
+        assert first is not None  # `copies`
+        return first
+
+    def _read_on(
+        self, params: Params, pools: list[Pool], reading: Reading, *chunk: Array
+    ) -> tuple[Reading, list[Pool]]:
+        read = self._reader.read(params, with_pages(reading, pools), *chunk)
+        reading, pools = without_pages(read)
+        return self._places.reading(reading), pools
+
+    def _reading(self, params: Params) -> Reading:
+        """Returns the reading of a row before its prompt."""
+        reading = self._reader.empty(params)
+        return reading if self.pages is None else self.pages.split(reading)
+
+    def _pools(self) -> list[Pool]:
+        assert self.pages is not None
+        reading = jax.eval_shape(self._reader.empty, self.params)
+        parts = reading.cache, *(reading.own[n] for n in self.pages.parts)
+        return pools_of(parts, self.pages.page, self.pages.count + 1)
 
     def _begun(
         self,

@@ -25,7 +25,9 @@ from specjax.rules import Match
 from specjax.serve.admission import BOTH, NONE, Admitted, Checker, Loaded, load_all
 from specjax.serve.batch import Device
 from specjax.serve.handle import Handle
+from specjax.serve.page_sizes import PAGE, PAGES, PageSizes
 from specjax.serve.per_row import PLAIN, PerRow
+from specjax.serve.reading import Reader
 from specjax.serve.scheduler import Admission, Load, Scheduler
 from specjax.types import Params
 
@@ -57,6 +59,8 @@ class Engine:
         logprobs: int | None = None,
         default: str | None = None,
         constraint_size: tuple[int, int] | None = None,
+        cache_tokens: int | None = None,
+        page: int = PAGE,
     ) -> None:
         """Compiles all programs, and starts to serve.
 
@@ -73,6 +77,10 @@ class Engine:
             tokens, which cost time in every step; None refuses constraints.
           logprobs: record log-probabilities, and those of this many most probable tokens; None
             records nothing.
+          cache_tokens: the tokens whose keys and values all slots hold together, in pages that
+            go where they are needed; None: each slot has room for `capacity` tokens.  If pages
+            run out, the youngest request waits, and its text goes on later.
+          page: the tokens of a page, 16, 32, 64 or 128.
 
         Raises:
           ValueError: a number or a drafter that cannot be used, or too little free memory.
@@ -88,6 +96,9 @@ class Engine:
             whole("logprobs", logprobs, 0, most, f"a whole number in [0, {most}], or None")
         typed("a dict from names to drafters", Mapping | None, drafters=drafters)
         _check_mesh(target, slots)
+        if cache_tokens is not None:
+            whole("cache_tokens", cache_tokens, 1, 2**40, "a whole number of tokens, or None")
+        settle((page not in PAGES, f"page={shown(page)}; pass one of 16, 32, 64 and 128"))
         loaded = load_all(target, drafters or {})
         chunk = min(chunk, capacity)
         room = min(capacity, target.model.max_positions + 1)
@@ -107,7 +118,11 @@ class Engine:
             logprobs,
         )  # fmt: skip
         params = Params(target.params, tuple(_arrays(part, target) for part in loaded))
-        self._device = Device(decoder, params, slots, chunk)
+        pages = None
+        if cache_tokens is not None:
+            reader = Reader(target.model, several, decoder.capacity, chunk)
+            pages = PageSizes.of(reader, params, page, cache_tokens, target.name)
+        self._device = Device(decoder, params, slots, chunk, pages)
         example = self.checker.admit(
             Request(prompts=[[0, 0]], max_new_tokens=1, proposer=NONE, eos=[])
         ).row

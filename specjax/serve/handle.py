@@ -271,6 +271,11 @@ class Handle:
         """The new tokens so far."""
         return self._tokens
 
+    @property
+    def begun(self) -> bool:
+        """True once the request has begun to be read."""
+        return self._times.begun is not None
+
     def begin(self) -> None:
         """Records that the request has a slot now, for its times."""
         self._times = dataclasses.replace(self._times, begun=time.perf_counter())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import threading
 import time
 
@@ -21,6 +22,7 @@ from specjax.decoding import Logprobs
 from specjax.generation import Prepared
 from specjax.serve.batch import MOST_STEPS, Device, News, Row, prompt_passes
 from specjax.serve.handle import Busy, Closed, End, Handle
+from specjax.serve.paging import Paging, Running
 from specjax.serve.reading import Reading
 
 _New = tuple[list[int], list[int], int, Logprobs | None]
@@ -41,8 +43,11 @@ class Admission:
     prepared: Prepared
     handle: Handle
     salt: str | None = None  # as for `Engine.submit`
+    number: int = 0  # in the order in which requests came
     reading: Reading | None = None
     left: list[tuple[int, np.ndarray, int]] = dataclasses.field(default_factory=list)
+    pages: list[int] = dataclasses.field(default_factory=list)  # until the row has a slot
+    counts: tuple[int, ...] = (0,) * 5  # the fields of `Stats`, of a row that was set back
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,6 +56,7 @@ class _Slot:
 
     handle: Handle | None = None
     prepared: Prepared | None = None
+    admission: Admission | None = None
     length: int = 0  # of prompt and output, as the host knows it
     written: int = 0
     counts: tuple[int, ...] = (0,) * 5  # the fields of `Stats`
@@ -72,6 +78,14 @@ class Load:
     copied_tokens: int  # of them
     host_share: float  # of the time of recent turns, with the starting of programs
     steps: int  # of the next turn
+    pages: int = 0  # of the caches, in an engine with pages
+    free_pages: int = 0  # of them; also those that only the tree of prompts holds
+    set_back: int = 0  # rows that gave their pages to older ones, and were read again
+
+    @property
+    def page_share(self) -> float:
+        """The share of the pages that rows hold; 0 in an engine without pages."""
+        return 1 - self.free_pages / self.pages if self.pages else 0.0
 
 
 class Scheduler:
@@ -94,6 +108,8 @@ class Scheduler:
         self._finished = self._cancelled = self._prompt_tokens = self._copied_tokens = 0
         self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
         self._turn_seconds = 0.0  # of a turn without reading
+        self._paging = None if device.pages is None else Paging(device)
+        self._numbers, self._set_back_rows = itertools.count(), 0
         self._thread = threading.Thread(target=self._serve, name="specjax engine", daemon=True)
         self._thread.start()
 
@@ -108,6 +124,7 @@ class Scheduler:
             self.check_open()
             if len(self._queue) >= self._most_waiting and not self._is_idle():
                 raise Busy(len(self._queue), self._seconds_until_a_place())
+            admission.number = next(self._numbers)
             self._queue.append(admission)
             self._changed.notify_all()
 
@@ -117,8 +134,14 @@ class Scheduler:
             return Load(
                 running, len(self._queue) + (self._admission is not None), self._finished,
                 self._cancelled, self._prompt_tokens, self._copied_tokens, self._host_share,
-                self._steps,
+                self._steps, *self._page_counts(),
             )  # fmt: skip
+
+    def _page_counts(self) -> tuple[int, int, int]:
+        if self._paging is None:
+            return 0, 0, 0
+        store = self._paging.store
+        return store.count, store.available, self._set_back_rows
 
     @property
     def healthy(self) -> bool:
@@ -188,11 +211,11 @@ class Scheduler:
         began = time.perf_counter()
         self._drop_cancelled()
         reads = self._read_some()
+        # While a prompt is read, its text waits for every step.
+        steps = self._make_room(1 if reads else self._steps)
         live = np.array([slot.handle is not None for slot in self._slots])
         if not live.any():
             return
-        # While a prompt is read, its text waits for every step.
-        steps = 1 if reads else self._steps
         ran = time.perf_counter()
         self._device.run(steps, live)
         length = np.array([slot.length for slot in self._slots], np.int32)
@@ -207,6 +230,56 @@ class Scheduler:
             host = time.perf_counter() - arrived + ran - began + starting
             self._adapt(host, arrived - ran - starting, steps)
             self._turn_seconds += 0.1 * (arrived - began - self._turn_seconds)
+
+    def _make_room(self, steps: int) -> int:
+        """Gives the rows pages for the coming steps, and returns how many steps there will be.
+
+        If pages run out, the youngest request gives its pages back, waits, and is read again.
+        """
+        if self._paging is None:
+            return steps
+        while True:
+            running = [
+                Running(number, slot.length, slot.admission.row)
+                for number, slot in enumerate(self._slots)
+                if slot.handle is not None and slot.admission is not None
+            ]
+            if self._paging.cover(running, steps):
+                break
+            if steps > 1:
+                steps = 1
+            else:
+                self._set_back()
+        self._paging.place()
+        return steps
+
+    def _set_back(self) -> None:
+        """Puts the youngest request that has pages back at the front of the queue.
+
+        What was delivered of its text stays.  The text is decoded again from its beginning, so it
+        is the same, and what is known already is not delivered twice.
+        """
+        assert self._paging is not None
+        reading, self._admission = self._admission, None
+        if reading is not None:
+            had_pages = bool(reading.pages)
+            self._paging.store.release(reading.pages)
+            reading.reading, reading.pages = None, []
+            with self._changed:
+                self._queue.appendleft(reading)
+            if had_pages:  # it came after all that run
+                return
+        _, number, admission = max(
+            (slot.admission.number, number, slot.admission)
+            for number, slot in enumerate(self._slots)
+            if slot.handle is not None and slot.admission is not None
+        )
+        admission.counts = self._slots[number].counts
+        self._vacate(self._slots[number])
+        with self._changed:
+            self._queue.appendleft(admission)
+            self._set_back_rows += 1
+        self._device.end(np.arange(len(self._slots)) == number)
 
     def _adapt(self, host: float, device: float, steps: int) -> None:
         """Chooses the number of steps of the next turns by the seconds of this one.
@@ -241,8 +314,13 @@ class Scheduler:
             dropped.append(self._admission)
             self._admission = None
         for admission in dropped:
+            if self._paging is not None:
+                self._paging.store.release(admission.pages)
             self._cancelled += 1
-            admission.handle.extend([], [], 0, None, End(0, "", "cancelled", (0,) * 5))
+            kept = admission.handle.tokens  # of a row that was set back
+            text = admission.prepared.texts.decode(0, kept) if kept else ""
+            end = End(len(kept), text, "cancelled", admission.counts)
+            admission.handle.extend([], [], 0, None, end)
 
     def _read_some(self) -> bool:
         """Reads chunks of prompts.  Returns False if there was nothing to read."""
@@ -262,17 +340,12 @@ class Scheduler:
         """Reads a chunk of a prompt; once it is read, puts it into a free slot.
 
         Returns:
-          False if the prompt is read and waits for a slot.
+          False if the prompt waits for pages, or is read and waits for a slot.
         """
         row, device = admission.row, self._device
-        if admission.reading is None:
-            admission.handle.begin()
-            slot, count = self._known_prefix(row, admission.salt)
-            admission.reading = device.copy(slot, count) if count else device.empty()
-            admission.handle.copied = count
-            admission.left = prompt_passes(count, row.tokens, device.chunk)
-            self._prompt_tokens += len(row.tokens)
-            self._copied_tokens += count
+        if admission.reading is None and not self._begin(admission):
+            return False
+        assert admission.reading is not None
         if admission.left:
             at, tokens, width = admission.left.pop(0)
             admission.reading = device.read(admission.reading, tokens, at, width, row.uses)
@@ -283,15 +356,41 @@ class Scheduler:
             return False
         number = self._least_useful(free)
         device.insert(number, device.begin(admission.reading, row), row)
+        if self._paging is not None:
+            pages, admission.pages = admission.pages, []
+            self._paging.insert(number, row, admission.salt, pages, admission.reading)
+        admission.reading = None
         self._slots[number] = _Slot(
             admission.handle,
             admission.prepared,
+            admission,
             len(row.tokens),
             prompt=row.tokens,
             uses=row.uses,
             salt=admission.salt,
         )
         self._admission = None
+        return True
+
+    def _begin(self, admission: Admission) -> bool:
+        """Begins to read a prompt; returns False if there are too few pages for it."""
+        row, device, handle = admission.row, self._device, admission.handle
+        if self._paging is None:
+            slot, count = self._known_prefix(row, admission.salt)
+            admission.reading = device.copy(slot, count) if count else device.empty()
+        else:
+            running = sum(slot.handle is not None for slot in self._slots)
+            known = len(row.tokens) + len(handle.tokens)
+            begun = self._paging.begin(row, admission.salt, known, running)
+            if begun is None:
+                return False
+            admission.reading, count, admission.pages = begun.reading, begun.count, begun.pages
+        admission.left = prompt_passes(count, row.tokens, device.chunk)
+        if not handle.begun:
+            handle.begin()
+            handle.copied = count
+            self._prompt_tokens += len(row.tokens)
+            self._copied_tokens += count
         return True
 
     def _known_prefix(self, row: Row, salt: str | None) -> tuple[int, int]:
@@ -330,21 +429,23 @@ class Scheduler:
         except Exception as error:
             handle.fail(error)
             self._device.end(np.arange(len(self._slots)) == number)
-            with self._changed:
-                slot.handle = slot.prepared = None
+            self._vacate(slot)
 
     def _deliver(self, number: int, slot: _Slot, new: News) -> None:
         """Delivers the new tokens of a slot, and frees the slot if its text has ended."""
         handle, prepared = slot.handle, slot.prepared
         assert handle is not None and prepared is not None
-        logprobs = None
-        if handle.wants is not None and new.tokens:
-            logprobs = _part(self._device.recorded(number), slot.length, new.length, handle.wants)
-        before = len(handle.tokens)
-        tokens = [*handle.tokens, *new.tokens]
+        before, logprobs = len(handle.tokens), None
+        # What was delivered before the row was set back is written again.
+        again = min(before - slot.written, len(new.tokens))
+        fresh, origin = new.tokens[again:], new.origin[again:]
+        if handle.wants is not None and fresh:
+            start = slot.length + again
+            logprobs = _part(self._device.recorded(number), start, new.length, handle.wants)
+        tokens = [*handle.tokens, *fresh]
         slot.length, slot.written = new.length, slot.written + len(new.tokens)
         slot.counts = new.counts
-        news = new.tokens, new.origin, new.counts[2], logprobs
+        news = fresh, origin, new.counts[2], logprobs
         # Nobody may see the tokens before it is known whether they hold a stop string.
         text, stopped = "", False
         if new.done or prepared.texts.stops:
@@ -358,12 +459,19 @@ class Scheduler:
         finish = "stop" if stopped else "eos" if is_eos else "limit"
         self._finish(slot, End(len(tokens), text, finish, new.counts), news)
 
+    def _vacate(self, slot: _Slot) -> None:
+        """Frees a slot and its pages; the row that was in it is done or will be stopped."""
+        if self._paging is not None:
+            self._paging.leave(self._slots.index(slot))
+        with self._changed:
+            slot.handle = slot.prepared = slot.admission = None
+
     def _finish(self, slot: _Slot, end: End, news: _New = ([], [], 0, None)) -> None:
         """Frees a slot, and delivers the last tokens of its text together with the end."""
         handle = slot.handle
         assert handle is not None
+        self._vacate(slot)
         with self._changed:
-            slot.handle = slot.prepared = None
             self._cancelled += end.finish == "cancelled"
             self._finished += end.finish != "cancelled"
         handle.extend(*news, end)

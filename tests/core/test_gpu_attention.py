@@ -58,6 +58,30 @@ def test_numbers_bits_and_slots(kind, softcap, sinks, chunk, monkeypatch):
         np.testing.assert_array_equal(np.asarray(alone)[:, 0], np.asarray(made)[:, n])
 
 
+@pytest.mark.parametrize(("page", "chunk"), [(64, 1024), (16, 128)])
+def test_pages_are_read_where_they_lie(page, chunk, monkeypatch):
+    """The bits of joined pages, in blocks of one size; other rows' pages are not read."""
+    monkeypatch.setattr(gpu_attention, "_CHUNK", chunk)
+    monkeypatch.setattr(gpu_attention, "_UNCUT", chunk)
+    monkeypatch.setattr(gpu_attention, "_MOST_SLOTS", page)
+    query, keys, values = map(jnp.asarray, drawn(SHAPE, "float32"))
+    seen = jnp.asarray(mask("tree", SHAPE[0], SHAPE[1], SHAPE[5]))
+    few = functools.partial(kernels.few_queries_on_gpu, scale=SCALE, interpret=True)
+    wanted = jax.jit(few)(query, keys, values, seen)
+    rows, _, _, key_heads, dim, slots = SHAPE
+    count = slots // page
+    table = np.random.default_rng(0).permutation(np.arange(1, rows * count + 1))
+
+    def pages(x: jax.Array) -> jax.Array:
+        cut = x.reshape(rows, key_heads, count, page, dim).swapaxes(1, 2)
+        pool = jnp.full((rows * count + 9, key_heads, page, dim), jnp.nan)
+        return pool.at[table].set(cut.reshape(-1, key_heads, page, dim))
+
+    numbers = jnp.asarray(table.reshape(rows, count), jnp.int32)
+    made = jax.jit(few)(query, pages(keys), pages(values), seen, table=numbers)
+    np.testing.assert_array_equal(np.asarray(made), np.asarray(wanted))
+
+
 @pytest.mark.parametrize(
     ("change", "taken"),
     [

@@ -231,15 +231,15 @@ class BlockDraft(nn.Module):
     def init_cache(self, batch: int, size: int, dtype: jnp.dtype) -> KVCache:
         """Returns an empty cache of `size` slots for the context and a block."""
         c = self.config.layers
-        return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        cache = KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        return dataclasses.replace(cache, may_have_pages=True)
 
     def context(self, features: Array, cache: _Cache) -> _Cache:
         """Stages the target's hidden states [B, T, F] of the next T tokens of the text."""
         y = self.hidden_norm(self.fc(by_row(features, cache)))
         rotations = self._rotations(cache, features.shape[1])
-        return _with_layers(
-            cache,
-            [layer.stage(y, rotations[i], cache.layer(i)) for i, layer in enumerate(self.layer)],
+        return cache.with_layers(
+            [layer.stage(y, rotations[i], cache.layer(i)) for i, layer in enumerate(self.layer)]
         )
 
     def __call__(self, x: Array, cache: _Cache) -> tuple[Array, _Cache]:
@@ -257,7 +257,7 @@ class BlockDraft(nn.Module):
             visible = config.visible(i, memory, positions)
             x, *pair = layer(x, rotations[i], memory, visible)
             staged.append(pair)
-        return self.norm(x), _with_layers(cache, staged)
+        return self.norm(x), cache.with_layers(staged)
 
     def _rotations(self, cache: KVCache | BranchCache, width: int) -> list[_Rotations]:
         """Returns the rotations of the next `width` positions, by layer."""
@@ -268,11 +268,6 @@ class BlockDraft(nn.Module):
             rope: rope.rotations(positions, c.head_dim) for rope in set(ropes) if rope is not None
         }
         return [made[rope] for rope in ropes if rope is not None]
-
-
-def _with_layers(cache: _Cache, staged: list[tuple[Array, Array]]) -> _Cache:
-    keys, values = zip(*staged, strict=True)
-    return dataclasses.replace(cache, keys=keys, values=values)
 
 
 def stage_context(net: BlockDraft, params: Weights, features: Array, cache: _Cache) -> _Cache:

@@ -163,7 +163,8 @@ class Eagle3(nn.Module):
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
         """Returns an empty cache of `size` slots for each of `batch` rows."""
         c = self.config.layers
-        return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        cache = KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        return dataclasses.replace(cache, may_have_pages=True)
 
 
 def eagle3_shapes(config: Eagle3Config) -> Weights:

@@ -28,6 +28,7 @@ class _Loads(Collector):
         for name, text, value in (
             ("vllm:num_requests_running", "Requests in a slot.", load.running),
             ("vllm:num_requests_waiting", "Requests that wait for a slot.", load.waiting),
+            ("vllm:kv_cache_usage_perc", "Share of pages that rows hold.", load.page_share),
             ("specjax:host_share", "The host's share of recent turns.", load.host_share),
             ("specjax:steps_per_turn", "Steps of the next turn.", load.steps),
         ):
@@ -38,6 +39,7 @@ class _Loads(Collector):
             ("vllm:prompt_tokens", "Tokens of prompts.", load.prompt_tokens),
             ("vllm:prefix_cache_queries", "Tokens looked for in slots.", load.prompt_tokens),
             ("vllm:prefix_cache_hits", "Tokens copied from slots.", load.copied_tokens),
+            ("vllm:num_preemptions", "Rows that gave their pages to others.", load.set_back),
             ("specjax:compiled_programs", "Programs compiled.", self._engine.compiled()),
         ):
             counter = CounterMetricFamily(name, text, labels=names)
