@@ -81,7 +81,8 @@ _ONE_PASS = 64
 
 
 _SMALL = 4096
-"""The tokens of a vocabulary that are warped after all nodes as fast as after one."""
+"""The most tokens of a vocabulary whose nodes are judged by a program for each width: one after the
+other takes up to half as long again as the pass of a small model, and saves less to compile."""
 
 
 _Made = tuple[Verdict, ModelOutput, Array]
@@ -318,6 +319,7 @@ class Decoder:
 
         # What judges a node takes as long to compile as a pass.
         shared = self.rule.by_node and draw is None and len(widths) > 2
+        shared = shared and self.target.vocab_size > _SMALL
         own = widths[:1] if shared else widths
         for index, width in enumerate(own):
             with jax.named_scope("fewer_drafts") if width < num_nodes else nullcontext():
@@ -390,7 +392,7 @@ class Decoder:
         known: Processors | None = state.processors
         masks = None if known is None else known.masks
         paths = known and jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
-        root, sampled = jnp.zeros(1, jnp.int32), (state.sampling.temperature > 0).any()
+        root = jnp.zeros(1, jnp.int32)
 
         def at(x: Array, n: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, n, 1, 1)
@@ -412,14 +414,8 @@ class Decoder:
             warped = self._warp(here, at(output.logits, n), path)
             return put(made[0], warped, n), put(made[1], argmax(warped + noise(n)), n)
 
-        nothing = jnp.zeros(output.logits.shape, jnp.float32)
-        if self.target.vocab_size > _SMALL:
-            begun = nothing, jnp.zeros_like(proposal.tokens)
-            logits, wanted = jax.lax.fori_loop(0, count, turn, begun)
-        else:
-            logits, drawn = self._warp(state, output.logits, paths), jnp.where(sampled, count, 0)
-            drawn = jax.lax.fori_loop(0, drawn, lambda n, made: put(made, noise(n), n), nothing)
-            wanted = argmax(logits + drawn)
+        begun = jnp.zeros(output.logits.shape, jnp.float32), jnp.zeros_like(proposal.tokens)
+        logits, wanted = jax.lax.fori_loop(0, count, turn, begun)
         return jax.vmap(self.rule.walk)(proposal, wanted), logits
 
     def commit(
