@@ -335,6 +335,7 @@ def _check(
         )
     each = f", two for each of the {len(ids)} prompts, which are decoded greedily and sampled"
     within("rows", rows, 2 * len(ids), note=each)
+    within("max_new_tokens", max_new_tokens, 1)
     within("num_tokens", num_tokens, 1, max_new_tokens, ", at most max_new_tokens")
     within("samples", samples, rows, note=", the rows of a batch")
     real("significance", significance, "(0, 1)")

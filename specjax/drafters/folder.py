@@ -41,7 +41,7 @@ from specjax.methods import (
     save_medusa,
     with_switches,
 )
-from specjax.models import Config, LanguageModel
+from specjax.models import Config, Int8, LanguageModel
 from specjax.parallel import RULES, Rules, leader
 
 _MEDUSA = "official"
@@ -270,15 +270,21 @@ def _plan(drafter: PublishedDrafter, target: LanguageModel, layout: str | None) 
 
 def _check_shapes(drafter: PublishedDrafter, export: Export) -> None:
     """Raises ValueError unless each parameter that is written is there, in its shape."""
-    held = cast(dict[tuple[str, ...], Array], flatten_dict(export.params))
+    found = flatten_dict(export.params)
+    if any(isinstance(leaf, Int8) for leaf in found.values()):
+        raise ValueError(
+            f"the drafter {drafter.name} uses the head of its target, which is quantised: pass the "
+            "target without int8"
+        )
+    held = cast(dict[tuple[str, ...], Array], found)
     faults = []
     for path, shape in export.shapes.items():
         turned = (*path[:-1], "weight")  # a kernel that is held as [out, in]
         if path not in held and turned in held:
             path, shape = turned, shape[::-1]
         if path not in held or held[path].shape != shape:
-            found = f"has shape {list(held[path].shape)}" if path in held else "is missing"
-            faults.append(f"{'/'.join(path)} {found}; its source needs {list(shape)}")
+            fault = f"has shape {list(held[path].shape)}" if path in held else "is missing"
+            faults.append(f"{'/'.join(path)} {fault}; its source needs {list(shape)}")
     if faults:
         raise ValueError(
             f"parameters of the drafter {drafter.name} do not belong to its source; pass its "

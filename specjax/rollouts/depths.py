@@ -1,21 +1,25 @@
-"""`Depths`: the number of drafts of a pass, by the tokens a second that each number gave."""
+"""`Depths`: the number of drafts of a pass, by recent acceptance and by what steps take."""
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
-_SHARE = 0.3
-"""The weight of the newest turn in the running mean of a number's tokens a second."""
+_COST, _RATE = 0.3, 0.5
+"""The weights of the newest turn in the running means of a step's time, and of acceptance."""
 
-_PERIOD = 24
-"""Turns after which the number that was tried longest ago is tried again."""
+_PERIOD = 16
+"""Turns without drafts after which a few are tried again."""
 
 
 class Depths:
     """Chooses among some numbers of drafts, for each number of rows.
 
-    A choice changes the time of a text and not the text.  The first turn with a number of rows
-    compiles, so its time does not count.
+    It takes the number K that promises the most tokens a second.  A row of whose drafts each is
+    accepted with probability a gets 1 + a + ... + a^K tokens of a step (Leviathan et al. 2023,
+    arXiv 2211.17192, equation 1).  Rows differ, so this is a mean over rows.  A choice changes the
+    time of a text and not the text.  The first turn with a number of rows compiles, so its time
+    does not count.
     """
 
     def __init__(self, widths: tuple[int, ...], deepest: int) -> None:
@@ -26,28 +30,40 @@ class Depths:
           deepest: the most drafts.
         """
         self.options = sorted({*(width - 1 for width in widths if width <= deepest), deepest})
-        self._rates: dict[int, dict[int, float]] = collections.defaultdict(dict)
-        self._tried: dict[int, dict[int, int]] = collections.defaultdict(dict)
+        self._seconds: dict[int, dict[int, float]] = collections.defaultdict(dict)
         self._turns: collections.Counter[int] = collections.Counter()
+        self._gains = dict.fromkeys(self.options, 1.0)
+        self._plain = 0
 
     def best(self, rows: int) -> int:
-        """Returns the number of drafts for the next turn with so many rows."""
-        rates, tried = self._rates[rows], self._tried[rows]
+        """Returns the number of drafts for the next turn with that number of rows."""
+        seconds = self._seconds[rows]
         if self._turns[rows] == 0:
             return self.options[-1]
-        untried = [depth for depth in self.options if depth not in rates]
+        untried = [depth for depth in self.options if depth not in seconds]
         if untried:
             return untried[-1]
-        if self._turns[rows] % _PERIOD == 0:
-            return min(self.options, key=lambda depth: tried[depth])
-        return max(self.options, key=lambda depth: rates[depth])
+        if self._plain >= _PERIOD and len(self.options) > 1:
+            return self.options[1]
+        return max(self.options, key=lambda depth: (1 + self._gains[depth]) / seconds[depth])
 
-    def learn(self, rows: int, depth: int, tokens: int, seconds: float) -> None:
-        """Takes note of a turn with `depth` drafts, its new tokens and its time."""
-        turn = self._turns[rows]
+    def learn(self, rows: int, depth: int, *, seconds: float, alphas: Sequence[float]) -> None:
+        """Takes note of a turn with `depth` drafts.
+
+        Args:
+          rows: of the batch.
+          depth: the most drafts of a row.
+          seconds: of a step.
+          alphas: of each row, the accepted drafts over those that were judged; 0 without drafts.
+        """
+        first = self._turns[rows] == 0
         self._turns[rows] += 1
-        if turn == 0:
-            return
-        rate, rates = tokens / max(seconds, 1e-9), self._rates[rows]
-        rates[depth] = rate if depth not in rates else (1 - _SHARE) * rates[depth] + _SHARE * rate
-        self._tried[rows][depth] = turn
+        if depth:
+            for option in self.options:
+                gains = [sum(a**n for n in range(1, option + 1)) for a in alphas]
+                mean = sum(gains) / max(len(gains), 1)
+                self._gains[option] += _RATE * (mean - self._gains[option])
+        self._plain = 0 if depth else self._plain + 1
+        if not first:
+            known = self._seconds[rows]
+            known[depth] = known.get(depth, seconds) * (1 - _COST) + seconds * _COST

@@ -65,9 +65,8 @@ class Sampler:
 
     The text of a sample depends on the weights, its prompt, its key and the settings.  It is that
     of plain decoding with this key, whatever is expected of it: `expected` texts are drafts.  How
-    many of them a pass reads follows from the tokens a second that each number gave, for each
-    number of rows.  When no prompt waits, rows that are done leave, so the last rows have the
-    device for themselves.
+    many of them a pass reads follows from recent acceptance and from what steps take.  When no
+    prompt waits, rows that are done leave, so the last rows have the device for themselves.
 
     Example:
       >>> from specjax.rollouts import Sampler, rollout_keys
@@ -262,23 +261,27 @@ class _Run:
         rows = len(held)
         depth = self.depths.best(rows)
         state = dataclasses.replace(state, num_drafts=jnp.full(rows, depth, jnp.int32))
-        before = _emitted(state)
+        before = to_host(state.stats)
         started = time.perf_counter()
         state = self.decoder.run(self.params, state, _TURN)
-        done, after = to_host(state.done), _emitted(state)
-        self.depths.learn(rows, depth, int(after - before), time.perf_counter() - started)
+        done, after = to_host((state.done, state.stats))
+        spent = time.perf_counter() - started
+        new = jax.tree.map(np.subtract, after, before)
+        live = np.array([job is not None for job in held])
+        self.depths.learn(
+            rows,
+            depth,
+            seconds=spent / max(int(new.target_passes.max()), 1),
+            alphas=(new.accepted / np.maximum(new.tested, 1))[live].tolist(),
+        )
         at = np.full(rows, len(self.made.tokens), np.int32)
         for slot, job in enumerate(held):
             if job is not None and done[slot]:
                 at[slot], held[slot] = job.number, None
         if (at < len(self.made.tokens)).any():
-            self.passes += int(to_host(state.stats.target_passes)[at < len(self.made.tokens)].sum())
+            self.passes += int(after.target_passes[at < len(self.made.tokens)].sum())
             self.made = _collected(self.made, state, at)
         return state, held
-
-
-def _emitted(state: DecodeState) -> Any:
-    return to_host(state.stats.emitted).sum()
 
 
 def _refuse_clones(prompts: list[list[int]], keys: Array, samples: int) -> None:

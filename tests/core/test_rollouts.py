@@ -181,14 +181,21 @@ def test_bad_calls_are_refused():
         rollout_keys(0, PROMPTS, refresh=0)
 
 
-def test_the_depth_follows_the_tokens_a_second():
-    """Each number is tried, the best one is taken, and the others are tried again."""
-    depths, chosen = Depths((1, 5, 9), 8), []
-    for _ in range(60):
-        depth = depths.best(4)
-        chosen.append(depth)
-        depths.learn(4, depth, {0: 10, 4: 30, 8: 20}[depth], 1.0)
-    assert set(chosen[:4]) == {0, 4, 8}
-    assert chosen.count(4) > 50
-    assert set(chosen[4:]) > {4}
+def test_the_depth_follows_acceptance_and_times():
+    """Each number is tried, the best one is taken, and without drafts a few are tried again."""
+    depths = Depths((1, 5, 9), 8)
+    times = {0: 1.0, 4: 1.4, 8: 2.0}
+
+    def turns(count: int, alpha: float) -> list[int]:
+        chosen = []
+        for _ in range(count):
+            chosen.append(depths.best(4))
+            depths.learn(4, chosen[-1], seconds=times[chosen[-1]], alphas=[alpha, alpha])
+        return chosen
+
+    assert set(turns(4, 0.98)) == {0, 4, 8}
+    assert set(turns(10, 0.98)) == {8}
+    assert set(turns(20, 0.6)[3:]) == {4}
+    last = turns(60, 0.1)
+    assert set(last[4:]) == {0, 4} and last.count(0) > 50
     assert depths.best(2) == 8

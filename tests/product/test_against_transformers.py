@@ -49,17 +49,23 @@ def test_families(case):
 
 @pytest.mark.parametrize("kind", eagle3_folders.MORE)
 def test_the_features_of_eagle3_targets(kind):
-    """The reference of EAGLE-3 heads reads its target as transformers does."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        eagle3_folders.target(kind), attn_implementation="eager"
-    ).eval()
+    """The reference of EAGLE-3 heads reads its target as transformers does in float64, with at most
+    three times the error that transformers has in float32."""
     tokens = folders.random_tokens(60)
-    with torch.no_grad():
-        wanted = model(torch.from_numpy(tokens).long(), output_hidden_states=True).hidden_states
     taps = tuple(range(eagle3_folders.LAYERS))
+
+    def theirs(dtype: torch.dtype) -> np.ndarray:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            eagle3_folders.target(kind), attn_implementation="eager", dtype=dtype
+        ).eval()
+        with torch.no_grad():
+            states = model(torch.from_numpy(tokens).long(), output_hidden_states=True).hidden_states
+        return np.concatenate([states[tap][0].double().numpy() for tap in taps], axis=-1)
+
+    wanted, single = theirs(torch.float64), theirs(torch.float32)
     found = eagle3_folders.features_of(kind, tuple(tokens[0].tolist()), taps)
-    theirs = np.concatenate([wanted[tap][0].numpy() for tap in taps], axis=-1)
-    np.testing.assert_allclose(found, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+    assert np.abs(found - wanted).max() < 3 * np.abs(single - wanted).max()
+    assert np.abs(single - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
 def test_num_params():

@@ -60,7 +60,8 @@ def test_audit_fails_with_status_1(capsys, monkeypatch):
         (["--rule", "typical", "--posterior-alpha", "nan"], ["posterior_alpha=nan", "[0, 1]"]),
         (["--threshold", "0.5"], ["--threshold is not used by --rule match", "--rule threshold"]),
         (["--max-new-tokens", "5000"], ["5000", "256"]),
-        (["--max-new-tokens", "0"], ["num_tokens=3", "max_new_tokens=0"]),
+        (["--max-new-tokens", "0"], ["max_new_tokens=0", "at least 1"]),
+        (["--max-new-tokens", "2"], ["num_tokens=3", "at most max_new_tokens"]),
     ],
 )
 def test_audit_refuses_mistakes(capsys, arguments, words):

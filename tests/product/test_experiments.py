@@ -18,7 +18,7 @@ def test_a_call_that_climbs_is_found():
     from specjax._internal import checks
 
     def up(into):
-        return eval(compile("f()", drafters.__file__, "eval"), {"f": into})
+        return eval(compile("lambda: f()", drafters.__file__, "eval"), {"f": into})()
 
     above = eval(compile("lambda: 1", generation.__file__, "eval"))
     entered, climbs = house.follow(lambda: up(above))

@@ -1,7 +1,10 @@
 """The example of reinforcement learning: drafts change no token, reward or weight."""
 
+import json
+
 import pytest
 
+from bench import rollouts
 from examples import grpo
 
 OPTIONS = ["--prompts", "2", "--new-tokens", "16", "--steps-per-epoch", "1", "--steps"]
@@ -25,3 +28,16 @@ def test_a_stopped_run_goes_on_to_the_same_weights(whole, tmp_path):
     rest = grpo.main([*OPTIONS, "3", *out])
     assert [*first["rewards"], *rest["rewards"]] == whole["rewards"]
     assert rest["weights"] == whole["weights"]
+
+
+def test_the_benchmark_of_rollouts(capsys, tmp_path):
+    """It compares every text with plain decoding, and has a row for each rate and number."""
+    rollouts.main(
+        "--target checkpoints/tiny/target --data specjax/rules --prompts 2 --samples 1 --slots 2 "
+        "--prompt-tokens 8 --new-tokens 8 --num-drafts 4 --rates 1e-5 --steps 1 2 --rounds 1 "
+        f"--json {tmp_path / 'report.json'}".split()
+    )
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert len(json.loads((tmp_path / "report.json").read_text())["rows"]) == 2
+    with pytest.raises(ValueError, match="--slots must be at least 1"):
+        rollouts.main(["--slots", "0"])

@@ -124,11 +124,10 @@ class Theirs:
 
 
 def _model(folder: pathlib.Path) -> transformers.PreTrainedModel:
-    fields = json.loads((folder / "config.json").read_text())
-    config = transformers_folders.configured(fields.pop("model_type"), **fields)
-    made = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32
-    )
+    fields, more = json.loads((folder / "config.json").read_text()), {}
+    if (family := fields.pop("model_type")) in transformers_folders.THEIRS:
+        more = {"config": transformers_folders.configured(family, **fields)}
+    made = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more)
     return made.eval().requires_grad_(False)
 
 

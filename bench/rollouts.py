@@ -1,0 +1,183 @@
+"""python -m bench.rollouts: samples under weights that change, with old texts as drafts.
+
+Weights move by steps of Adam on the files of --data.  The same sampler without drafts takes turns
+with one that expects the texts of the first weights.  Rollouts that were stopped half-way are
+refreshed by --half: only the first half of each old text is expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import specjax
+from bench.command import Report, run
+from specjax._internal.checks import settle
+from specjax.models import LanguageModel
+from specjax.options import fields
+from specjax.options.command import parse
+from specjax.options.exits import say
+from specjax.rollouts import Rollouts, Sampler, rollout_keys
+from specjax.types import Weights
+
+LENGTH, BATCH = 128, 8
+"""Tokens and texts of a step of training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutOptions(fields.Options):
+    """The options of `python -m bench.rollouts`."""
+
+    target: str = fields.option("checkpoints/pycode/target", "the model")
+    data: str = fields.option("specjax", "a folder of Python files to train on, and for prompts")
+    prompts: int = fields.option(16, "number of prompts")
+    samples: int = fields.option(4, "samples of a prompt")
+    slots: int = fields.option(8, "rows at once")
+    prompt_tokens: int = fields.option(64, "tokens of a prompt")
+    new_tokens: int = fields.option(128, "tokens of a sample")
+    num_drafts: int = fields.option(16, "the most drafts")
+    temperature: float = fields.option(1.0, "of the samples")
+    rates: tuple[float, ...] = fields.option((1e-6, 1e-5), "learning rates")
+    steps: tuple[int, ...] = fields.option((1, 4), "numbers of steps that the weights are apart")
+    half: bool = fields.option(False, "expect the first half of each old text only")
+    rounds: int = fields.option(3, "turns of each sampler")
+    json: str | None = fields.option(None, "write the report to this file")
+
+
+def main(argv: list[str] | None = None) -> None:
+    description = (__doc__ or "").split("\n")[0]
+    options = parse(RolloutOptions, argv, description, "python -m bench.rollouts")
+    counts = ("prompts", "samples", "slots", "prompt_tokens", "new_tokens", "num_drafts", "rounds")
+    settle(
+        *(
+            (getattr(options, name) < 1, f"--{name.replace('_', '-')} must be at least 1")
+            for name in counts
+        )
+    )
+    report = measure(options)
+    print("| rate | steps | tokens kept | tokens a pass | plain, s | with drafts, s | over plain |")
+    print("|---|---|---|---|---|---|---|")
+    for row in report["rows"]:
+        print(f"| {' | '.join(str(cell) for cell in row.values())} |")
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(report, indent=1))
+
+
+def measure(options: RolloutOptions) -> Report:
+    """Returns the report of every rate and number of steps."""
+    target = specjax.load(options.target)
+    ids = _ids(target, pathlib.Path(options.data))
+    starts = np.linspace(0, len(ids) - options.prompt_tokens, options.prompts, dtype=int)
+    prompts = [ids[start : start + options.prompt_tokens] for start in starts]
+    keys = rollout_keys(0, prompts, options.samples, refresh="never")
+    plain, drafting = (
+        Sampler(
+            target,
+            slots=options.slots,
+            max_new_tokens=options.new_tokens,
+            num_drafts=depth,
+            temperature=options.temperature,
+        )
+        for depth in (0, options.num_drafts)
+    )
+    old = plain.sample(prompts, keys, samples=options.samples).texts
+    given = [text[: len(text) // 2] for text in old] if options.half else old
+    rows = []
+    for rate in options.rates:
+        for steps in options.steps:
+            say(f"rate {rate}, {steps} steps")
+            params = _moved(target, ids, rate, steps)
+            turns = [
+                [
+                    _timed(sampler, prompts, keys, options.samples, params, expected)
+                    for sampler, expected in ((plain, None), (drafting, given))
+                ]
+                for _ in range(options.rounds + 1)  # the first turn compiles
+            ]
+            (wanted, _), (made, _) = turns[0]
+            texts = made.texts
+            if texts != wanted.texts:
+                raise ValueError("a text with drafts differs from plain decoding")
+            plainly, drafted = (
+                np.array([turn[which][1] for turn in turns[1:]]) for which in (0, 1)
+            )
+            ratios = plainly / drafted
+            rows.append(
+                {
+                    "rate": rate,
+                    "steps": steps,
+                    "kept": round(_kept(old, texts), 3),
+                    "tokens_per_pass": round(sum(map(len, texts)) / made.passes, 2),
+                    "plain": round(float(np.median(plainly)), 2),
+                    "drafts": round(float(np.median(drafted)), 2),
+                    "over_plain": (
+                        f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
+                    ),
+                }
+            )
+    return {"arguments": {k: str(v) for k, v in vars(options).items()}, "rows": rows}
+
+
+def _timed(
+    sampler: Sampler,
+    prompts: list[list[int]],
+    keys: jax.Array,
+    samples: int,
+    params: Weights,
+    expected: Sequence[list[int]] | None,
+) -> tuple[Rollouts, float]:
+    began = time.perf_counter()
+    made = sampler.sample(prompts, keys, samples=samples, params=params, expected=expected)
+    jax.block_until_ready(made.tokens)
+    return made, time.perf_counter() - began
+
+
+def _ids(target: LanguageModel, folder: pathlib.Path) -> list[int]:
+    """Returns the tokens of the Python files of a folder."""
+    if target.tokenizer is None:
+        raise ValueError(f"--target {target.name} has no tokenizer, which --data needs")
+    texts = [path.read_text() for path in sorted(folder.rglob("*.py"))]
+    ids = [token for text in texts for token in target.tokenizer.encode(text).ids]
+    if len(ids) < 2 * LENGTH * BATCH:
+        raise ValueError(f"--data {folder} has {len(ids)} tokens of Python; pass a larger folder")
+    return ids
+
+
+def _moved(target: LanguageModel, ids: Sequence[int], rate: float, steps: int) -> Weights:
+    """Returns the weights after some steps of Adam on text."""
+    optimizer = optax.adam(rate)
+
+    def loss(params: Weights, tokens: jax.Array) -> jax.Array:
+        places = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+        logits = target.model.apply(params, tokens, places).logits[:, :-1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    slope = jax.jit(jax.grad(loss))
+    params: Any = target.params
+    state = optimizer.init(params)
+    drawn = np.random.default_rng(1)
+    for _ in range(steps):
+        starts = drawn.integers(len(ids) - LENGTH, size=BATCH)
+        tokens = jnp.array([ids[start : start + LENGTH] for start in starts])
+        change, state = optimizer.update(slope(params, tokens), state, params)
+        params = optax.apply_updates(params, change)
+    return params
+
+
+def _kept(old: list[list[int]], new: list[list[int]]) -> float:
+    """Returns the share of the new tokens that are those of the old text at the same place."""
+    same = sum(a == b for x, y in zip(old, new, strict=True) for a, b in zip(x, y, strict=False))
+    return same / sum(map(len, new))
+
+
+if __name__ == "__main__":
+    run(main)
