@@ -77,7 +77,7 @@ class ServeOptions(fields.Options):
     temperature: float = fields.option(0.0, "sampling temperature; 0 is greedy")
     rounds: int = fields.option(3, "measured turns")
     cache_tokens: int | None = fields.option(
-        None, "engines with pages for so many tokens, too", metavar="N"
+        None, "also engines with pages for N tokens", metavar="N"
     )
     peer: bool = fields.option(False, "transformers' continuous batching, too")
     json: str | None = fields.option(None, "write the report to this file")

@@ -149,7 +149,7 @@ class KVCache(Cache):
     # Whether a kernel of our own reads a few tokens' slots.  XLA's attention converts a cache of
     # bfloat16 together with the new tokens; for a kernel nothing else may convert it.
     by_kernel: bool = struct.field(pytree_node=False, default=False)
-    # Whether those who read this cache take `Pages` for keys and values.
+    # True if a reader of this cache may get `Pages` in the place of keys and values.
     may_have_pages: bool = struct.field(pytree_node=False, default=False)
 
     commits_paths = True

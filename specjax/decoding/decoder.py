@@ -317,7 +317,7 @@ class Decoder:
         def reader(width: int) -> Callable[[_Made], _Made]:
             return lambda made: few(width, made[1].staged)
 
-        # What judges a node takes as long to compile as a pass.
+        # Warping, drawing and judging take as long to compile as a pass of the target.
         shared = self.rule.by_node and draw is None and len(widths) > 2
         shared = shared and self.target.vocab_size > _SMALL
         own = widths[:1] if shared else widths

@@ -6,7 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.generation.padding import pad_rows
-    from specjax.generation.prepared import Prepared, check_length, prepare
+    from specjax.generation.prepared import Prepared, capacity_for, check_length, prepare
     from specjax.generation.prompts import (
         bad_word_ids,
         conversations,
@@ -35,6 +35,7 @@ __all__ = [
     "Request",
     "TextStream",
     "bad_word_ids",
+    "capacity_for",
     "check_length",
     "conversations",
     "decode",

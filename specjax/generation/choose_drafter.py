@@ -56,9 +56,9 @@ def choose_drafter(
     drafter = _drafter(target, request, rule, draft, max(depth, 1), temperature)
     if depth == 0:
         return BoundDrafter(NoProposer()), drafts
-    if request.expected is not None and drafter.proposer.max_depth:
-        if not drafter.proposer.reads_documents:
-            drafter = first_of(expecting(drafter.proposer.max_depth), drafter)
+    proposer = drafter.proposer
+    if request.expected is not None and proposer.max_depth and not proposer.reads_documents:
+        drafter = first_of(expecting(proposer.max_depth), drafter)
     return drafter, drafts
 
 

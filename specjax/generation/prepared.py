@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from specjax._internal.checks import each, flag, hashable, instance, items, settle, shown, whole
 from specjax.caches import SPARE_SLOTS
 from specjax.constraints import Matcher, check_least, constraints_of, matchers_of
-from specjax.contract import Rule
+from specjax.contract import Proposer, Rule
 from specjax.decoding import Decoder, eos_of_rows, slots_ahead
 from specjax.drafters import AdaptiveDrafter
 from specjax.generation.choose_drafter import choose_drafter
@@ -163,11 +163,7 @@ def prepare(
     proposer = drafter.proposer
     documents = documents_of(target, request.documents, rows, proposer, request.expected)
     width = padded_length(longest)
-    # The slots of the cache, with those for staged tokens, fill a TPU's vectors.  They are rounded
-    # up, so that calls of similar lengths share compiled programs.
-    staged = slots_ahead(proposer) + SPARE_SLOTS
-    least = max(width, longest + new, proposer.num_nodes) + staged
-    capacity = -(-least // _SLOTS_STEP) * _SLOTS_STEP - staged
+    capacity = capacity_for(proposer, width, longest + new)
     decoder = Decoder(
         target.model, proposer, rule, target.eos, capacity, request.logits_processor, logprobs
     )
@@ -236,6 +232,17 @@ def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool
     turns = items(request.messages)
     ids = conversations(target, request.prompts, request.messages, request.chat_template_kwargs)
     return ids, bool(turns) and isinstance(turns[0], Mapping)
+
+
+def capacity_for(proposer: Proposer, width: int, longest: int) -> int:
+    """Returns the capacity of a decoder for prompts padded to `width` and texts up to `longest`.
+
+    The slots of the cache, with those for staged tokens, fill a TPU's vectors.  They are rounded
+    up, so that calls of similar lengths share compiled programs.
+    """
+    staged = slots_ahead(proposer) + SPARE_SLOTS
+    least = max(width, longest, proposer.num_nodes) + staged
+    return -(-least // _SLOTS_STEP) * _SLOTS_STEP - staged
 
 
 def check_length(role: str, model: LanguageModel, ids: list[list[int]], new: int) -> None:

@@ -193,14 +193,10 @@ def documents_of(
     if documents is None and expected is None:
         return None
     if not proposer.reads_documents:
-        name = "expected" if documents is None else "documents"
-        raise ValueError(
-            f"{name}= is not used by a {type(proposer).__name__}: pass proposer=NGram(), or a "
-            "datastore's drafter"
-            if expected is None
-            else f"{name}= is not used by a {type(proposer).__name__}: leave proposer= and "
-            "drafter= out, or pass first_of(Aligned(8), NGram(8))"
-        )
+        name, cure = "documents", "pass proposer=NGram(), or a datastore's drafter"
+        if documents is None:
+            name, cure = "expected", "leave proposer= out, or pass proposer=Aligned()"
+        raise ValueError(f"{name}= is not used by a {type(proposer).__name__}: {cure}")
     each = [[]] * rows if documents is None else _documents(target, documents, rows)
     texts = [None] * rows if expected is None else _expected(target, expected, rows)
     width, made = _FEWEST, []

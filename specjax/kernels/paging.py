@@ -7,22 +7,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.kernels import available
-from specjax.kernels.queries import LARGEST, MOST_TOKENS, TYPES
+from specjax.kernels.queries import fits
 
 _WRITTEN = ("float32", "bfloat16", "float16")
 
 
 def takes_pages(query: Array, pages: Array, softcap: float | None) -> bool:
     """Returns whether `few_queries_of_pages` computes the attention of these queries."""
-    _, width, heads, dim = query.shape
-    return (
-        0 < width <= MOST_TOKENS
-        and 0 < dim <= LARGEST
-        and query.size > 0
-        and heads % pages.shape[1] == 0
-        and pages.dtype.name in TYPES
-        and _attention(pages, softcap) is not None
-    )
+    return fits(query, pages) and _attention(pages, softcap) is not None
 
 
 def few_queries_of_pages(

@@ -11,21 +11,24 @@ from specjax.kernels import available
 MOST_TOKENS = 16
 """The most tokens of a kernel: more are bound by computation, where XLA's products are faster."""
 
-TYPES = ("float32", "bfloat16")
-LARGEST = 512  # the loops over the numbers of a head are partly written out
+_TYPES = ("float32", "bfloat16")
+_LARGEST = 512  # the loops over the numbers of a head are partly written out
 
 
 def takes_attention(query: Array, keys: Array, softcap: float | None) -> bool:
     """Returns whether `few_queries` computes the attention of these queries."""
+    return fits(query, keys) and keys.size > 0 and _made(keys, softcap) is not None
+
+
+def fits(query: Array, keys: Array) -> bool:
+    """Returns whether a kernel takes the shapes and dtypes; keys are [B or P, K, slots, D]."""
     _, width, heads, dim = query.shape
     return (
         0 < width <= MOST_TOKENS
-        and 0 < dim <= LARGEST
+        and 0 < dim <= _LARGEST
         and query.size > 0
-        and keys.size > 0
         and heads % keys.shape[1] == 0
-        and keys.dtype.name in TYPES
-        and _made(keys, softcap) is not None
+        and keys.dtype.name in _TYPES
     )
 
 

@@ -16,22 +16,26 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.checks import typed, whole
-from specjax.caches import SPARE_SLOTS
-from specjax.decoding import Decoder, eos_of_rows, slots_ahead
+from specjax.decoding import Decoder, eos_of_rows
 from specjax.drafters import expecting
-from specjax.generation import documents_of, encode, ends_of, padded_length
+from specjax.generation import (
+    capacity_for,
+    check_length,
+    documents_of,
+    encode,
+    ends_of,
+    padded_length,
+)
 from specjax.models import LanguageModel
 from specjax.parallel import mesh_of, row_parts, to_host
 from specjax.rollouts.depths import Depths
 from specjax.rollouts.keys import prompt_digest
 from specjax.rules import Match
 from specjax.sampling import Sampling, keys_of_rows
-from specjax.types import Block, DecodeState, Params, Weights
+from specjax.types import ABSENT, Block, DecodeState, Params, Weights
 
 _TURN = 4
 """Steps between two looks of the host at the rows that are done."""
-
-_SLOTS_STEP = 128
 
 
 @struct.dataclass
@@ -148,19 +152,14 @@ class Sampler:
         samples = whole("samples", samples, 1, 2**31 - 1, "a whole number, 1 or more")
         rows = encode(self.target, [list(prompt) for prompt in prompts])
         count = len(rows) * samples
+        check_length("target", self.target, rows, self.new)
         keys = keys_of_rows(keys, count)
         _refuse_clones(rows, keys, samples)
         weights = self._weights(params)
         given = [None] * count if expected is None else expected
         documents = documents_of(self.target, None, count, self._proposer, given)
         assert documents is not None
-        longest, most = max(map(len, rows)), self.target.model.max_positions
-        if longest + self.new > most:
-            raise ValueError(
-                f"a prompt has {longest} tokens, and max_new_tokens={self.new} make "
-                f"{longest + self.new}, but the target {self.target.name!r} reads at most {most}: "
-                "shorten the prompt, or make a Sampler with fewer new tokens"
-            )
+        longest = max(map(len, rows))
         width = padded_length(longest)
         documents = _padded(documents, self.new + 2)
         jobs = collections.deque(
@@ -169,9 +168,7 @@ class Sampler:
         return _Run(self, self._decoder(width, longest), weights, width, jobs).until_done()
 
     def _decoder(self, width: int, longest: int) -> Decoder:
-        staged = slots_ahead(self._proposer) + SPARE_SLOTS
-        least = max(width, longest + self.new, self._proposer.num_nodes) + staged
-        capacity = -(-least // _SLOTS_STEP) * _SLOTS_STEP - staged
+        capacity = capacity_for(self._proposer, width, longest + self.new)
         return Decoder(
             self.target.model, self._proposer, Match(), tuple(self._ends), capacity, None, 0
         )
@@ -300,7 +297,7 @@ def _refuse_clones(prompts: list[list[int]], keys: Array, samples: int) -> None:
 def _padded(documents: np.ndarray, least: int) -> np.ndarray:
     """Returns the documents with room for every text of a sampler, so that shapes stay."""
     more = (1 << (least - 1).bit_length()) - documents.shape[1]
-    return np.pad(documents, ((0, 0), (max(more, 0), 0)), constant_values=-1)
+    return np.pad(documents, ((0, 0), (max(more, 0), 0)), constant_values=ABSENT)
 
 
 def _emptied(rows: int, row: DecodeState) -> DecodeState:

@@ -161,7 +161,7 @@ class PageStore:
             self._touch(node)
 
     def committed(self, tokens: int) -> int:
-        """Returns the pages of a prompt of so many tokens that nothing will write any more."""
+        """Returns how many pages of a prompt of `tokens` tokens nothing will write any more."""
         return max(0, tokens - 1 - self.lag) // self.page
 
     def shared(self, page: int) -> bool:

@@ -126,7 +126,7 @@ class Paging:
             self._changed = False
 
     def _needed(self, row: Row, tokens: int) -> int:
-        """Returns the pages of a row with so many tokens, and of what it may write behind them."""
+        """Returns the pages of a row of `tokens` tokens, and of what it may write after them."""
         ahead = self._sizes.ahead
         behind = max([ahead[0], *(ahead[1 + part] for part in row.uses)])
         return min(self.store.pages_for(tokens + behind), self._sizes.of_a_row)

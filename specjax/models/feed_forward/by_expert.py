@@ -91,21 +91,7 @@ def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     """
     if stacks.some_packed:
         return _in_tiles(inner, x, chosen, stacks)
-    return _dense_in_tiles(inner, x, chosen, stacks)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _dense_in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
-    return on_cpu(
-        functools.partial(_in_tiles, inner), functools.partial(grouped, inner), x, chosen, stacks
-    )
-
-
-@_dense_in_tiles.defjvp
-def _(
-    inner: Gate, primals: tuple[Array, Array, Stacks], tangents: tuple[Array, Array, Stacks]
-) -> tuple[Array, Array]:
-    return jax.jvp(functools.partial(grouped, inner), primals, tangents)
+    return _with_slopes(_on_cpu, inner, x, chosen, stacks)
 
 
 def by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
@@ -116,19 +102,34 @@ def by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
         for stack in ours
     ):
         return grouped(inner, x, chosen, stacks)
-    return _dense_by_kernel(inner, x, chosen, stacks)
+    return _with_slopes(_on_gpu, inner, x, chosen, stacks)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _dense_by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
-    return on_cuda(
-        functools.partial(_by_kernel, inner), functools.partial(grouped, inner), x, chosen, stacks
-    )
+_Form = Callable[[Gate, Array, Array, Stacks], Array]
 
 
-@_dense_by_kernel.defjvp
+def _on_cpu(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+    forms = (functools.partial(form, inner) for form in (_in_tiles, grouped))
+    return on_cpu(*forms, x, chosen, stacks)
+
+
+def _on_gpu(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+    forms = (functools.partial(form, inner) for form in (_by_kernel, grouped))
+    return on_cuda(*forms, x, chosen, stacks)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _with_slopes(form: _Form, inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+    """Computes a form of `grouped`, whose derivatives are those of `grouped` itself."""
+    return form(inner, x, chosen, stacks)
+
+
+@_with_slopes.defjvp
 def _(
-    inner: Gate, primals: tuple[Array, Array, Stacks], tangents: tuple[Array, Array, Stacks]
+    form: _Form,
+    inner: Gate,
+    primals: tuple[Array, Array, Stacks],
+    tangents: tuple[Array, Array, Stacks],
 ) -> tuple[Array, Array]:
     return jax.jvp(functools.partial(grouped, inner), primals, tangents)
 
