@@ -16,6 +16,7 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.checks import typed, whole
+from specjax.contract import Proposer
 from specjax.decoding import Decoder, eos_of_rows
 from specjax.drafters import expecting
 from specjax.generation import (
@@ -28,6 +29,7 @@ from specjax.generation import (
 )
 from specjax.models import LanguageModel
 from specjax.parallel import mesh_of, row_parts, to_host
+from specjax.proposers import NGram, NoProposer
 from specjax.rollouts.depths import Depths
 from specjax.rollouts.keys import prompt_digest
 from specjax.rules import Match
@@ -69,8 +71,9 @@ class Sampler:
 
     The text of a sample depends on the weights, its prompt, its key and the settings.  It is that
     of plain decoding with this key, whatever is expected of it: `expected` texts are drafts.  How
-    many of them a pass reads follows from recent acceptance and from what steps take.  When no
-    prompt waits, rows that are done leave, so the last rows have the device for themselves.
+    many of them a pass reads follows from recent acceptance and from what steps take; a call
+    without expected texts decodes plainly.  When no prompt waits, rows that are done leave, so the
+    last rows have the device for themselves.
 
     Example:
       >>> from specjax.rollouts import Sampler, rollout_keys
@@ -123,8 +126,11 @@ class Sampler:
         self._settings = (temperature, top_k, top_p, min_p)
         Sampling.on_host(1, *self._settings)
         self._ends = ends_of(target, None if eos is None else list(eos), 1)[0]
-        self._proposer = expecting(max(self.depth, 1))
-        self._depths = Depths(self._proposer.narrower, self.depth)
+        drafting = expecting(self.depth) if self.depth else NoProposer()
+        self._ways = {
+            proposer: Depths(proposer.narrower, proposer.max_depth)
+            for proposer in (drafting, NoProposer())
+        }
 
     def sample(
         self,
@@ -155,25 +161,24 @@ class Sampler:
         check_length("target", self.target, rows, self.new)
         keys = keys_of_rows(keys, count)
         _refuse_clones(rows, keys, samples)
-        weights = self._weights(params)
         given = [None] * count if expected is None else expected
-        documents = documents_of(self.target, None, count, self._proposer, given)
-        assert documents is not None
+        found = documents_of(self.target, None, count, NGram(), given)
+        assert found is not None
+        documents = _padded(found, self.new + 2)
+        # Where nothing is expected, plain decoding has the faster program.
+        proposer = next(iter(self._ways)) if (found != ABSENT).any() else NoProposer()
+        weights = self._weights(params, proposer)
         longest = max(map(len, rows))
         width = padded_length(longest)
-        documents = _padded(documents, self.new + 2)
         jobs = collections.deque(
             _Job(n, rows[n // samples], keys[n], documents[n : n + 1]) for n in range(count)
         )
-        return _Run(self, self._decoder(width, longest), weights, width, jobs).until_done()
+        capacity = capacity_for(proposer, width, longest + self.new)
+        ends = tuple(self._ends)
+        decoder = Decoder(self.target.model, proposer, Match(), ends, capacity, None, 0)
+        return _Run(self, decoder, weights, width, jobs).until_done()
 
-    def _decoder(self, width: int, longest: int) -> Decoder:
-        capacity = capacity_for(self._proposer, width, longest + self.new)
-        return Decoder(
-            self.target.model, self._proposer, Match(), tuple(self._ends), capacity, None, 0
-        )
-
-    def _weights(self, params: Weights | None) -> Params:
+    def _weights(self, params: Weights | None, proposer: Proposer) -> Params:
         own = self.target.params
         if params is not None:
             shapes, wanted = (
@@ -185,7 +190,7 @@ class Sampler:
                     f"params are no weights of {self.target.name}: the names, shapes or dtypes of "
                     "the arrays differ; pass weights as target.params has them"
                 )
-        return Params(own if params is None else params, self._proposer.bind(self.target, None))
+        return Params(own if params is None else params, proposer.bind(self.target, None))
 
 
 class _Run:
@@ -196,7 +201,7 @@ class _Run:
         jobs: collections.deque[_Job],
     ) -> None:  # fmt: skip
         self.sampler, self.decoder, self.params, self.width = sampler, decoder, params, width
-        self.jobs, self.depths = jobs, sampler._depths
+        self.jobs, self.depths = jobs, sampler._ways[decoder.proposer]
         shape = len(jobs), sampler.new
         self.made = Rollouts(
             jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32),
@@ -264,12 +269,11 @@ class _Run:
         done, after = to_host((state.done, state.stats))
         spent = time.perf_counter() - started
         new = jax.tree.map(np.subtract, after, before)
-        live = np.array([job is not None for job in held])
         self.depths.learn(
             rows,
             depth,
             seconds=spent / max(int(new.target_passes.max()), 1),
-            alphas=(new.accepted / np.maximum(new.tested, 1))[live].tolist(),
+            accepted=float(new.accepted.sum() / max(int(new.target_passes.sum()), 1)),
         )
         at = np.full(rows, len(self.made.tokens), np.int32)
         for slot, job in enumerate(held):

@@ -83,11 +83,15 @@ def test_new_weights_with_old_texts_as_drafts():
 
 
 def test_weights_are_data():
-    """Other weights compile nothing.  (Fewer rows at the end do, once.)"""
+    """Other weights compile nothing, with expected texts and without.  (Fewer rows do, once.)"""
     one, few = Sampler(target(), slots=1, max_new_tokens=NEW, num_drafts=8), PROMPTS[:2]
-    old = one.sample(few, keys()[:2], params=moved())
+    old = one.sample(few, keys()[:2]).texts
+    one.sample(few, keys()[:2], expected=old)
+    others = moved()
     before = counted.compilations()
-    one.sample(few, keys()[:2], expected=old.texts)
+    new = one.sample(few, keys()[:2], params=others)
+    drafted = one.sample(few, keys()[:2], params=others, expected=old)
+    assert drafted.texts == new.texts
     assert counted.compilations() == before
 
 
@@ -190,7 +194,9 @@ def test_the_depth_follows_acceptance_and_times():
         chosen = []
         for _ in range(count):
             chosen.append(depths.best(4))
-            depths.learn(4, chosen[-1], seconds=times[chosen[-1]], alphas=[alpha, alpha])
+            depth = chosen[-1]
+            accepted = sum(alpha**n for n in range(1, depth + 1))
+            depths.learn(4, depth, seconds=times[depth], accepted=accepted)
         return chosen
 
     assert set(turns(4, 0.98)) == {0, 4, 8}
