@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.caches import LayerState, Staged, advanced, decayed, replayed, with_node
+from specjax.models.mixers import unit_triangular
 
 BLOCK = 64
 """Tokens of a text whose system is solved at once; the state is carried from block to block."""
@@ -177,37 +178,38 @@ def _solved(
     """Returns the outputs and updates of nodes that are read at once; `total` is G."""
     width = key.shape[1]
     with_self = jnp.tril(jnp.ones((1, width, width), bool)) if ancestors is None else ancestors
-    decayed = jnp.exp(total)
-    by_channel = total.ndim == 4
-    grown = decayed if by_channel else decayed[..., None]
     within = with_self[:, None]  # [B or 1, 1, N, N]
+    by_channel = total.ndim == 4
+    grown = jnp.exp(total) if by_channel else jnp.exp(total)[..., None]
+    # Keys and queries are multiplied together: the state is read once.
+    readers = (query,) if beta is None else (key, query)
+
+    def parts(x: Array, axis: int) -> list[Array]:
+        return jnp.split(x, len(readers), axis)
+
+    every = jnp.concatenate([grown * x for x in readers], axis=1)
+    *known, out = parts(_einsum("bnhk,bhkv->bnhv", every, state), 1)
     if by_channel:
         apart = jnp.where(
             with_self[:, :, :, None, None], total[:, :, None] - total[:, None], -jnp.inf
         )
         decay = jnp.exp(apart)  # [B, N, N, H, Dk]
-
-        def scores(x: Array) -> Array:
-            return _einsum("bihk,bijhk,bjhk->bhij", x, decay, key)
+        scores = [_einsum("bihk,bijhk,bjhk->bhij", x, decay, key) for x in readers]
     else:
         by_head = total.swapaxes(1, 2)
         apart = jnp.where(within, by_head[..., None] - by_head[:, :, None], -jnp.inf)
         decay = jnp.exp(apart)  # [B, H, N, N]
-
-        def scores(x: Array) -> Array:
-            return decay * _einsum("bihk,bjhk->bhij", x, key)
-
+        products = _einsum("bihk,bjhk->bhij", jnp.concatenate(readers, axis=1), key)
+        scores = [decay * x for x in parts(products, 2)]
     update = value
     if beta is not None:
-        strict = within & ~jnp.eye(width, dtype=bool)
-        update = beta[..., None] * (value - _einsum("bnhk,bhkv->bnhv", grown * key, state))
+        update = beta[..., None] * (value - known[0])
         if width > 1:
-            lower = jnp.where(strict, scores(key), 0.0) * beta.swapaxes(1, 2)[..., None]
-            update = jax.lax.linalg.triangular_solve(
-                lower, update.swapaxes(1, 2), left_side=True, lower=True, unit_diagonal=True
-            ).swapaxes(1, 2)
-    inside = _einsum("bhij,bjhv->bihv", jnp.where(within, scores(query), 0.0), update)
-    return _einsum("bnhk,bhkv->bnhv", grown * query, state) + inside, update
+            strict = within & ~jnp.eye(width, dtype=bool)
+            lower = jnp.where(strict, scores[0], 0.0) * beta.swapaxes(1, 2)[..., None]
+            update = unit_triangular.solve(lower, update.swapaxes(1, 2)).swapaxes(1, 2)
+    inside = _einsum("bhij,bjhv->bihv", jnp.where(within, scores[-1], 0.0), update)
+    return out + inside, update
 
 
 def _in_blocks(
