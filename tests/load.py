@@ -1,6 +1,7 @@
 """Thousands of requests at once, each of which must get the text that it gets alone.
 
     python -m tests.load --requests 10000 --seed 1
+    python -m tests.load --requests 10000 --seed 1 --pages 20
     python -m tests.load --requests 200 --slots 4 --mesh data=2,model=2
 
 The requests of one run go to one engine, from several threads and in a random order: with all kinds
@@ -191,7 +192,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--mesh", default="", metavar="data=D,model=M", help="so many virtual devices"
     )
+    parser.add_argument(
+        "--pages", type=int, help="of 16 tokens for all slots; they run out with fewer than 12 each"
+    )
     asked = parser.parse_args(argv)
+    paged = {} if asked.pages is None else {"cache_tokens": 16 * asked.pages, "page": 16}
     if asked.mesh:
         MESH.update(parse_mesh(asked.mesh))
         # JAX has not looked for devices yet.
@@ -202,7 +207,7 @@ def main(argv: list[str] | None = None) -> None:
     for slots in asked.slots:
         count = asked.requests // len(asked.slots)
         seeds = [(asked.seed << 32) + slots * 10**6 + number for number in range(count)]
-        with engine(asked.dtype, slots) as made:
+        with engine(asked.dtype, slots, **paged) as made:
             compiled, began = made.compiled(), time.perf_counter()
             served = under_load(made, seeds, order, asked.cancelled, asked.threads)
             loaded = time.perf_counter()
@@ -210,7 +215,9 @@ def main(argv: list[str] | None = None) -> None:
             state = made.load()
             found, counts = differences(made, seeds, served, asked.generated)
             alone = time.perf_counter()
-            assert made.load().running == 0, "a slot did not come back"
+            end = made.load()
+            assert end.running == 0, "a slot did not come back"
+            assert end.free_pages == end.pages == (asked.pages or 0), "a page did not come back"
             assert made.compiled() == compiled, "the engine compiled under load"
         for line in found:  # at once, since a campaign may be stopped
             print(line, flush=True)
@@ -218,6 +225,7 @@ def main(argv: list[str] | None = None) -> None:
         total += counts
         total["cancelled neighbours"] += state.cancelled
         total["prompt tokens copied"] += state.copied_tokens
+        total["rows that gave their pages back"] += state.set_back
         print(
             f"{slots} slots: {count} requests in {loaded - began:.1f} s under load, "
             f"{alone - loaded:.1f} s alone; host {state.host_share:.3f}",
