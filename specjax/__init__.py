@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         make_drafter,
         save_datastore,
         save_medusa,
+        trim_vocabulary,
     )
     from specjax.models import (
         FAMILIES,
@@ -180,6 +181,7 @@ __all__ = [
     "shipped",
     "step_costs",
     "translate",
+    "trim_vocabulary",
     "tune",
     "warp",
 ]

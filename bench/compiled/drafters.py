@@ -55,6 +55,23 @@ def _draft_model(target: Shapes, draft: Shapes) -> Sketch:
     return Sketch(proposer, draft.params, draft.model)
 
 
+def _draft_of(tokens: int) -> Maker:
+    """The draft model with a part of its vocabulary."""
+
+    def make(target: Shapes, draft: Shapes) -> Sketch:
+        made: list[specjax.LanguageModel] = []
+
+        def trimmed(params: Arrays) -> Arrays:
+            whole = specjax.LanguageModel(draft.model, params)
+            made.append(specjax.trim_vocabulary(whole, tokens))
+            return made[0].params
+
+        params = jax.eval_shape(trimmed, draft.params)
+        return _draft_model(target, Shapes(draft.config, made[0].model, params))
+
+    return make
+
+
 def _tree(target: Shapes, draft: Shapes) -> Sketch:
     proposer = specjax.DraftTree(draft.model, target.model.vocab_size, (3, 2, 1))
     return Sketch(proposer, draft.params, draft.model)
@@ -125,6 +142,8 @@ DRAFTERS: dict[str, Maker] = {
     "none": lambda target, draft: Sketch(specjax.NoProposer()),
     "ngram": lambda target, draft: Sketch(specjax.NGram(_DRAFTED)),
     "draft": _draft_model,
+    "draft-of-16k": _draft_of(2**14),
+    "draft-of-32k": _draft_of(2**15),
     "tree": _tree,
     "tree-of-8": _tree_of_8,
     "eagle3": _eagle3,

@@ -312,6 +312,11 @@ def save(
             f"{model.name} is not a specjax Transformer; write its parameters with "
             "specjax.files.orbax.save_params"
         )
+    if module.head_tokens is not None:
+        raise ValueError(
+            f"{model.name} has a part of its output matrix, which no published layout has: save "
+            "the model that was trimmed, and trim it again after it is loaded"
+        )
     dtype = None if dtype is None else check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
     described_as = quantisation_of(json.loads(model.files.get(CONFIG, b"{}")))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Universal,
         UniversalParams,
         make_drafter,
+        trim_vocabulary,
         with_draft,
     )
     from specjax.methods.drafter import (
@@ -197,6 +198,7 @@ __all__ = [
     "sizes_of",
     "stage_context",
     "text_files",
+    "trim_vocabulary",
     "with_draft",
     "with_switches",
     "write_heads",

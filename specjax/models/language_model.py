@@ -48,8 +48,10 @@ class LanguageModel:
     def num_params(self) -> int:
         """The number of parameters; the copy of a tied embedding counts once."""
         module = self.model.module if isinstance(self.model, LinenModel) else None
-        is_twice = isinstance(module, Transformer) and module.separate_head
-        twice = self.params["embedding"].size if is_twice else 0
+        twice = 0
+        if isinstance(module, Transformer) and module.separate_head:
+            table = self.params["embedding"]
+            twice = (module.head_tokens or len(table)) * table.shape[1]
         return sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_packed)) - twice
 
     def settings(self, **chosen: Any) -> dict[str, Any]:

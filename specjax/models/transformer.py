@@ -38,6 +38,7 @@ from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
 from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.per_layer import Embedded, PerLayerInput
 from specjax.models.products import dot_general
+from specjax.models.vocabulary import on_target
 from specjax.types import ModelOutput
 
 _Slots = Memory | tuple[Array, Array] | None
@@ -174,6 +175,9 @@ class Transformer(nn.Module):
         faster with [in, out], and of bfloat16 up to 1.8 times faster with [out, in]; accelerators
         show no difference.
       remat: recompute the activations inside a layer in the backward pass instead of keeping them.
+      head_tokens: the columns of an output matrix that has a part of the vocabulary; `columns` [V]
+        has that of each token, or -1, and the logits of the other tokens are -inf.  None: it has
+        all tokens.
     """
 
     config: TransformerConfig
@@ -182,6 +186,7 @@ class Transformer(nn.Module):
     transposed: bool = False
     remat: bool = False
     attend: Callable[..., Array] = attend
+    head_tokens: int | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -289,10 +294,15 @@ class Transformer(nn.Module):
             logits = self.dot_general(hidden, embedding, (((hidden.ndim - 1,), (1,)), ((), ())))
         else:
             axes = ("embed", "vocab")
-            head = dense(c.vocab_size, axes, c.head_bias, c.init_scale, name="head")
+            units = self.head_tokens or c.vocab_size
+            head = dense(units, axes, c.head_bias, c.init_scale, name="head")
             logits = head(hidden)
         if c.logit_softcap is not None:
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
+        if self.head_tokens is not None:
+            zeros = nn.initializers.zeros_init()
+            columns = named_param(self, "columns", zeros, ("tokens",), (c.vocab_size,))
+            logits = on_target(logits, c.vocab_size, columns.astype(jnp.int32))
         features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
         if twice:
             logits, hidden, features = jax.tree.map(lambda x: x[:, :1], (logits, hidden, features))

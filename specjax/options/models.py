@@ -87,6 +87,11 @@ class ModelOptions(Options):
         "folder of the draft, or org/name on the Hub; default: the shipped draft, with the shipped "
         "target",
     )
+    draft_vocab: int | None = option(
+        None,
+        "only this many tokens of the draft can be drafted, those with the smallest ids, and it "
+        "reads only their part of its output matrix; the text stays the same",
+    )
     drafter: str | None = option(
         None,
         "folder of a drafter that was trained for the target (Medusa, EAGLE-3, DFlash, ...), of a "
@@ -195,10 +200,19 @@ def load_models(
     split = {} if devices.whole_draft else RULES
     in_int8 = options.dtype == "int8"  # jobs of training have it
     dtype = None if in_int8 else options.dtype
+    settle(
+        (
+            options.draft_vocab is not None and draft is None,
+            "--draft-vocab is used with a draft model: add --draft, or leave it out",
+        )
+    )
     with progress("loading"):
         target = specjax.load(folder, dtype, mesh=mesh, lora=lora)
         target = specjax.quantise(target) if in_int8 else target
         model = None if draft is None else _draft(draft, dtype, draft_mesh or mesh, split)
+        if model is not None and options.draft_vocab is not None:
+            with reworded("--draft-vocab: "):
+                model = specjax.trim_vocabulary(model, options.draft_vocab)
     return Models(target, model, drafter, options.drafter)
 
 

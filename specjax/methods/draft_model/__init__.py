@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Universal,
         UniversalParams,
     )
+    from specjax.methods.draft_model.trimmed import trim_vocabulary
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -26,5 +27,6 @@ __all__ = [
     "UniversalParams",
     "make_drafter",
     "read_staged",
+    "trim_vocabulary",
     "with_draft",
 ]
