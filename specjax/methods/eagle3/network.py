@@ -41,10 +41,11 @@ class Eagle3Config:
     norm_before_fc: bool = False  # one norm over all taps together
     fc_norm: bool = False  # one norm for each tap (EAGLE-3.1)
     feeds_normed: bool = False  # the state of a draft is fed back after the final norm (EAGLE-3.1)
+    dot_general: Callable[..., Array] = dot_general  # as in `Transformer`
 
-    def network(self, dot_general: Callable[..., Array] = dot_general) -> Eagle3:
-        """Returns the network of this configuration."""
-        return Eagle3(self, dot_general)
+    def network(self, dot_general: Callable[..., Array] | None = None) -> Eagle3:
+        """Returns the network of this configuration, which may multiply in another way."""
+        return Eagle3(self, self.dot_general if dot_general is None else dot_general)
 
     def axes(self) -> Specs:
         """Returns the logical axes of the network's parameters."""
@@ -189,7 +190,11 @@ def _boxed(config: Eagle3Config) -> Weights:
 
 
 def draft_logits(
-    states: Array, head: Array | Int8, vocab_size: int, to_draft: Array | None = None
+    states: Array,
+    head: Array | Int8,
+    vocab_size: int,
+    to_draft: Array | None = None,
+    product: Callable[..., Array] = dot_general,
 ) -> Array:
     """Returns logits on the target's vocabulary, -inf for tokens that a drafter never proposes.
 
@@ -199,13 +204,15 @@ def draft_logits(
       vocab_size: V of the target.
       to_draft: [V] the row of the head for each of the target's tokens, or a negative number where
         there is none; None: equal ids mean equal tokens, and the padded sizes may differ.
+      product: as `dot_general` in `Transformer`.
 
     Returns:
       [..., V] float32.
     """
     dimensions = (((states.ndim - 1,), (0,)), ((), ()))
     if isinstance(head, Int8):
-        logits = int8_dot_general(states, head.unbox(), dimensions)
+        product = int8_dot_general if product is dot_general else product
+        logits = product(states, head.unbox(), dimensions)
     else:
-        logits = dot_general(states, head.astype(states.dtype), dimensions)
+        logits = product(states, head.astype(states.dtype), dimensions)
     return on_target(logits.astype(jnp.float32), vocab_size, to_draft)

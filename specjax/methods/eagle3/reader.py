@@ -152,6 +152,8 @@ def read_parts(
                 f"{seen}: the tensors count",
                 stacklevel=5,
             )
+    module = getattr(getattr(target, "model", None), "module", None)
+    forms = {} if module is None else {"dot_general": module.dot_general}
     network = Eagle3Config(
         layers=layers,
         num_taps=count,
@@ -160,6 +162,7 @@ def read_parts(
         norm_before_residual=bool(config.get("norm_before_residual")),
         feeds_normed=_feeds_normed(folder, config),
         **{name: seen or bool(config.get(name)) for name, seen in shown.items()},
+        **forms,
     )
     return Parts(network, prefixes, taps, shares)
 

@@ -37,10 +37,15 @@ class PairNetwork(Protocol):
         """The number of the target's layers that make a feature."""
         ...
 
-    def network(self, dot_general: Callable[..., Array] = ...) -> Any:
+    @property
+    def dot_general(self) -> Callable[..., Array]:
+        """Multiplies with weights where it drafts, as in `Transformer`."""
+        ...
+
+    def network(self, dot_general: Callable[..., Array] | None = None) -> Any:
         """Returns the Linen module, with the methods of `network.Eagle3`.
 
-        `dot_general` multiplies with weights, by default as decoding does.
+        `dot_general` multiplies with weights, by default that of this configuration.
         """
         ...
 
@@ -208,7 +213,7 @@ class PairSource(EagleSource[NetworkT]):
         return dataclasses.replace(state, cache=reading.cache.rewind(state.cache))
 
     def _logits(self, params: EagleParams, normed: Array) -> Array:
-        return logits_of(params, normed, self.vocab_size)
+        return logits_of(params, normed, self.vocab_size, self.network.dot_general)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,9 +327,12 @@ def parents_of(root: Array, nodes: Array, depth: Array, mask: Array) -> Array:
     return at_index(known, jnp.broadcast_to(above, (len(root), len(depth))))
 
 
-def logits_of(params: EagleParams, normed: Array, vocab_size: int) -> Array:
+def logits_of(
+    params: EagleParams, normed: Array, vocab_size: int, product: Callable[..., Array]
+) -> Array:
     """Maps states [..., E] after the final norm to float32 logits [..., V] of the target."""
-    return draft_logits(normed, head_of(params), vocab_size, params.own.get("to_draft"))
+    to_draft = params.own.get("to_draft")
+    return draft_logits(normed, head_of(params), vocab_size, to_draft, product)
 
 
 def features_of(block: Block) -> Array:

@@ -333,7 +333,8 @@ class MtpLayersSource(PublishedSource, Source[EagleParams, LayersState, LayersRe
         return [at_index(x[:, 0], slot)[:, 0] for x, slot in zip(outputs, slots, strict=False)]
 
     def _logits(self, params: EagleParams, normed: Array) -> Array:
-        return head_logits(params, normed, self.vocab_size, self.head_tokens)
+        product = self.network.dot_general
+        return head_logits(params, normed, self.vocab_size, self.head_tokens, product)
 
 
 _Carry = tuple[Array, KVCache, Array, Array, Array]

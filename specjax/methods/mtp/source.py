@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from jax import Array
 
@@ -38,14 +39,19 @@ class MtpSource(PairSource[MtpConfig], Source[EagleParams, Eagle3State, PairRead
             within("head_tokens", self.head_tokens, 1, self.vocab_size, ", the target's tokens")
 
     def _logits(self, params: EagleParams, normed: Array) -> Array:
-        return head_logits(params, normed, self.vocab_size, self.head_tokens)
+        product = self.network.dot_general
+        return head_logits(params, normed, self.vocab_size, self.head_tokens, product)
 
 
 def head_logits(
-    params: EagleParams, normed: Array, vocab_size: int, head_tokens: int | None
+    params: EagleParams,
+    normed: Array,
+    vocab_size: int,
+    head_tokens: int | None,
+    product: Callable[..., Array],
 ) -> Array:
     """Maps states [..., E] to float32 logits [..., V] of tokens with ids below `head_tokens`."""
     head, some = head_of(params), slice(head_tokens)
     is_int8 = isinstance(head, Int8)
     head = Int8(head.values[some], head.scale[some]) if is_int8 else head[:, some]
-    return draft_logits(normed, head, vocab_size)
+    return draft_logits(normed, head, vocab_size, product=product)

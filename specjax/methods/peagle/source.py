@@ -71,4 +71,5 @@ class PEagleSource(
         normed = jnp.take_along_axis(normed, at[..., None], axis=1)
         cache = cache.commit(state.count)
         state = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
-        return logits_of(params, normed, self.vocab_size), cache.length > 0, state
+        logits = logits_of(params, normed, self.vocab_size, self.network.dot_general)
+        return logits, cache.length > 0, state
