@@ -10,7 +10,7 @@ import numpy as np
 from specjax._internal.checks import settle, shown, typed, whole
 from specjax.constraints import Grammar, constraints_of
 from specjax.drafters import AdaptiveDrafter
-from specjax.generation import Prepared, Request, bad_word_ids, ends_of, prepare
+from specjax.generation import Prepared, Request, bad_word_ids, ends_of, expected_of, prepare
 from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.processors import Processors
@@ -39,7 +39,7 @@ _HONOURED = {
     "prompts", "messages", "chat_template_kwargs", "proposer", "adapter", "num_drafts",
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_new_tokens", "eos",
-    "seed", "stop", "logprobs", "constraint",
+    "seed", "stop", "logprobs", "constraint", "expected",
 }  # fmt: skip
 """Fields that an engine supports; a value of any other field is refused, never dropped silently."""
 
@@ -116,6 +116,7 @@ class Checker:
     num_eos: int  # the most ids that end a text
     default: str | None  # the drafter of requests that name none; None: the first one
     constraint_size: tuple[int, int] | None  # states and classes of an automaton; None: no room
+    expected: int | None  # drafts of a step from an expected text; None: no room
 
     def admit(self, request: Request) -> Admitted:
         """Checks a request on the host.
@@ -135,15 +136,19 @@ class Checker:
                 "make it with constraint_size=(512, 256)"
             )
         parts, adapter = self._parts(request.proposer, request.adapter)
+        expected = self._expected(request.expected)
         most = min((part.drafter.proposer.max_depth for part in parts), default=0)
+        if len(expected):
+            most = max(most, self.expected or 0)
         drafts = most
         if request.num_drafts is not None:
-            named = f"{BOTH}".join(part.name for part in parts) or NONE
+            names = [*["expected"] * (len(expected) > 0), *(part.name for part in parts)]
+            named = f"{BOTH}".join(names) or NONE
             drafts = whole(
                 "num_drafts", request.num_drafts, 0, most,
                 f"a whole number in [0, {most}], since {named} drafts {most} tokens",
             )  # fmt: skip
-        asks = {"proposer": NONE, "num_drafts": None, "adapter": None}
+        asks = {"proposer": NONE, "num_drafts": None, "adapter": None, "expected": None}
         prepared = prepare(self.target, dataclasses.replace(request, **asks))
         if len(prepared.lengths) != 1:
             raise ValueError(
@@ -180,8 +185,20 @@ class Checker:
             eos=eos,
             choice=(choice[0], choice[1]),
             adapter=adapter,
+            expected=expected[: prepared.new],
         )
         return Admitted(row, prepared, request.logprobs)
+
+    def _expected(self, given: object) -> np.ndarray:
+        """Returns the tokens that are expected of a request, none by default."""
+        if given is None:
+            return np.zeros(0, np.int32)
+        if self.expected is None:
+            raise ValueError(
+                f"expected={shown(given)}, and this engine has no room for it: make it with "
+                "expected=8"
+            )
+        return np.array(expected_of(self.target, given, 1)[0] or [], np.int32)
 
     def _check_length(self, count: int, new: int, parts: list[Loaded]) -> None:
         rooms = [(self.room, "a slot of this engine")]

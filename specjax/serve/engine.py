@@ -21,6 +21,7 @@ from specjax.generation import Request
 from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.parallel import described, mesh_of, row_parts
+from specjax.proposers import Aligned
 from specjax.rules import Match
 from specjax.serve.admission import BOTH, NONE, Admitted, Checker, Loaded, load_all
 from specjax.serve.batch import Device
@@ -61,6 +62,7 @@ class Engine:
         constraint_size: tuple[int, int] | None = None,
         cache_tokens: int | None = None,
         page: int = PAGE,
+        expected: int | None = None,
     ) -> None:
         """Compiles all programs, and starts to serve.
 
@@ -81,6 +83,10 @@ class Engine:
             go where they are needed; None: each slot has room for `capacity` tokens.  If pages
             run out, the youngest request waits, and its text goes on later.
           page: the tokens of a page, 16, 32, 64 or 128.
+          expected: the most drafts of a step that are tokens of a request's `expected`, or of the
+            text that it resumes.  None refuses `expected`, costs nothing, and a text is resumed
+            without these drafts.  A number above the depths of the drafters makes passes wider: on
+            a CPU those of requests with expected texts, elsewhere all.
 
         Raises:
           ValueError: a number or a drafter that cannot be used, or too little free memory.
@@ -98,6 +104,8 @@ class Engine:
         _check_mesh(target, slots)
         if cache_tokens is not None:
             whole("cache_tokens", cache_tokens, 1, 2**40, "a whole number of tokens, or None")
+        if expected is not None:
+            whole("expected", expected, 1, 254, "a whole number in [1, 254], or None")
         settle((page not in PAGES, f"page={shown(page)}; pass one of 16, 32, 64 and 128"))
         loaded = load_all(target, drafters or {})
         chunk = min(chunk, capacity)
@@ -111,13 +119,15 @@ class Engine:
                 f"default={shown(default)} is not a drafter; pass one of {listed}, or two as "
                 f"first{BOTH}second"
             )
-        self.checker = Checker(target, loaded, room, logprobs, num_eos, default, size)
-        several = PerRow(tuple(part.drafter.proposer for part in loaded))
+        self.checker = Checker(target, loaded, room, logprobs, num_eos, default, size, expected)
+        aligned = () if expected is None else (Aligned(expected, agreed=True),)
+        several = PerRow((*(part.drafter.proposer for part in loaded), *aligned))
         decoder = Decoder(
             target.model, several, Match(), target.eos, -(-capacity // chunk) * chunk, None,
             logprobs,
         )  # fmt: skip
-        params = Params(target.params, tuple(_arrays(part, target) for part in loaded))
+        own = tuple(_arrays(part, target) for part in loaded)
+        params = Params(target.params, own + (None,) * len(aligned))
         pages = None
         if cache_tokens is not None:
             reader = Reader(target.model, several, decoder.capacity, chunk)
@@ -177,7 +187,9 @@ class Engine:
         index = whole("index", index, 0, 2**31 - 1, "a whole number, 0 or greater")
         row, prepared = dataclasses.replace(admitted.row, index=index), admitted.prepared
         names = [None if part == PLAIN else self.drafters[part].name for part in row.choice]
-        handle = Handle(prepared.texts, (names[0], names[1]), len(row.tokens), admitted.logprobs)
+        if self.checker.expected is not None:
+            names = ["expected", *names]
+        handle = Handle(prepared.texts, tuple(names), len(row.tokens), admitted.logprobs)
         self._scheduler.put(Admission(row, prepared, handle, cache_salt))
         return handle
 

@@ -134,7 +134,7 @@ class Handle:
     """
 
     def __init__(
-        self, texts: Texts, drafters: tuple[str | None, str | None], prompt: int, wants: int | None
+        self, texts: Texts, drafters: tuple[str | None, ...], prompt: int, wants: int | None
     ) -> None:
         self.texts, self.wants = texts, wants
         self._drafters, self.prompt = drafters, prompt
