@@ -7,16 +7,25 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from specjax._internal.checks import settle, shown, typed, whole
+from specjax._internal.checks import items, reworded, settle, shown, typed, whole
 from specjax.constraints import Grammar, constraints_of
 from specjax.drafters import AdaptiveDrafter
-from specjax.generation import Prepared, Request, bad_word_ids, ends_of, expected_of, prepare
+from specjax.generation import (
+    Prepared,
+    Request,
+    bad_word_ids,
+    encode,
+    ends_of,
+    expected_of,
+    prepare,
+)
 from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.processors import Processors
 from specjax.proposers import Adaptive, FirstOf, NoProposer
 from specjax.serve.batch import Row
 from specjax.serve.per_row import PLAIN
+from specjax.serve.resuming import Delivered
 
 NONE = "none"
 """The name of plain decoding among the drafters of an engine."""
@@ -103,6 +112,7 @@ class Admitted:
     row: Row  # of the index 0
     prepared: Prepared  # for `decode`, which gives the same text
     logprobs: int | None
+    capped: bool = False  # the request says how many drafts a step may have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +197,68 @@ class Checker:
             adapter=adapter,
             expected=expected[: prepared.new],
         )
-        return Admitted(row, prepared, request.logprobs)
+        return Admitted(row, prepared, request.logprobs, request.num_drafts is not None)
+
+    def resumed(
+        self, admitted: Admitted, given: object, fast: bool
+    ) -> tuple[Admitted, Delivered, bool]:
+        """Returns a request that goes on after the tokens that were delivered.
+
+        Args:
+          admitted: the request.
+          given: the tokens, or a `Delivered`.
+          fast: read them with the prompt.
+
+        Returns:
+          The request, what was delivered, and True if it is not written again.
+
+        Raises:
+          ValueError: tokens that are none, or more than the request may have.
+        """
+        row, new = admitted.row, admitted.prepared.new
+        tokens: list[int] | None = None
+        delivered = given if isinstance(given, Delivered) else Delivered()
+        if not isinstance(given, Delivered) or given.tokens is not None:
+            kind = "a list of token ids"
+            listed = items(given.tokens if isinstance(given, Delivered) else given)
+            if listed is None:
+                raise ValueError(f"resume={shown(given)}; pass {kind}")
+            with reworded("resume: "):
+                tokens = encode(self.target, [listed], "text")[0] if listed else []
+            delivered = Delivered(len(tokens), tuple(tokens), delivered.digest)
+        if delivered.count > new:
+            raise ValueError(
+                f"resume has {delivered.count} tokens, and max_new_tokens={new}: pass the same "
+                "max_new_tokens as in the request whose text is resumed"
+            )
+        if fast and tokens is None:
+            raise ValueError("fast=True reads the tokens that were delivered: pass them as resume=")
+        if tokens is None:
+            return admitted, delivered, False
+        hints = row.expected
+        known = np.array(tokens, np.int32)
+        if fast and not self._is_whole(admitted, tokens):
+            row = dataclasses.replace(
+                row,
+                tokens=np.concatenate([row.tokens, known]),
+                delivered=len(tokens),
+                expected=hints[len(tokens) :],
+            )
+            return dataclasses.replace(admitted, row=row), delivered, True
+        if self.expected is not None:
+            more = (
+                hints[len(tokens) :] if (hints[: len(tokens)] == known[: len(hints)]).all() else []
+            )
+            drafts = row.num_drafts if admitted.capped else max(row.num_drafts, self.expected)
+            expected = np.concatenate([known, np.array(more, np.int32)])
+            row = dataclasses.replace(row, expected=expected, num_drafts=drafts)
+        return dataclasses.replace(admitted, row=row), delivered, False
+
+    def _is_whole(self, admitted: Admitted, tokens: list[int]) -> bool:
+        """Returns whether nothing can follow the tokens of a text."""
+        prepared = admitted.prepared
+        ended = tokens and tokens[-1] in set(prepared.eos[0].tolist())
+        return len(tokens) == prepared.new or bool(ended) or prepared.texts.cut(0, tokens)[2]
 
     def _expected(self, given: object) -> np.ndarray:
         """Returns the tokens that are expected of a request, none by default."""

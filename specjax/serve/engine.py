@@ -13,9 +13,10 @@ its length.  `tests/core/test_serve.py` tests that, bit for bit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 
-from specjax._internal.checks import items, settle, shown, typed, whole
+from specjax._internal.checks import flag, items, settle, shown, typed, whole
 from specjax.decoding import Decoder
 from specjax.generation import Request
 from specjax.methods import Drafter
@@ -26,9 +27,11 @@ from specjax.rules import Match
 from specjax.serve.admission import BOTH, NONE, Admitted, Checker, Loaded, load_all
 from specjax.serve.batch import Device
 from specjax.serve.handle import Handle
+from specjax.serve.identity import model_hash
 from specjax.serve.page_sizes import PAGE, PAGES, PageSizes
 from specjax.serve.per_row import PLAIN, PerRow
 from specjax.serve.reading import Reader
+from specjax.serve.resuming import Delivered
 from specjax.serve.scheduler import Admission, Load, Scheduler
 from specjax.types import Params
 
@@ -162,7 +165,13 @@ class Engine:
         return self._device.several.max_depth
 
     def submit(
-        self, request: Request | Admitted, index: int = 0, cache_salt: str | None = None
+        self,
+        request: Request | Admitted,
+        index: int = 0,
+        cache_salt: str | None = None,
+        *,
+        resume: Sequence[int] | Delivered | None = None,
+        fast: bool = False,
     ) -> Handle:
         """Queue a request of a single prompt.
 
@@ -175,6 +184,15 @@ class Engine:
           index: texts of one seed and prompt differ by this number, as rows of `generate` do.
           cache_salt: beginnings of prompts are copied between requests of the same value only, so
             that nobody learns the prompts of others from the times of his own.
+          resume: the first tokens of the text of this request, which a client has already, such as
+            from an engine that has failed.  They are written again, as drafts where the engine has
+            room for `expected`, and the handle gives what comes after them.  If they differ from
+            what is written now, the handle raises `Disagreement` instead.  `result()` has the whole
+            text.
+          fast: read these tokens with the prompt instead of writing them.  Nobody compares them, so
+            it must be sure that the same weights wrote them.  Their keys and values are rounded as
+            those of a prompt: in float32 the text goes on as it was unless two tokens nearly tie,
+            in bfloat16 it forks more often.  They have no log-probabilities (NaN) and no guesses.
 
         Raises:
           ValueError: a field that cannot be used; the message has the fix.
@@ -185,13 +203,33 @@ class Engine:
         admitted = request if isinstance(request, Admitted) else self.checker.admit(request)
         typed("a text, or None", str | None, cache_salt=cache_salt)
         index = whole("index", index, 0, 2**31 - 1, "a whole number, 0 or greater")
+        delivered, trusted = Delivered(), False
+        if resume is not None:
+            admitted, delivered, trusted = self.checker.resumed(
+                admitted, resume, flag("fast", fast)
+            )
+        elif fast:
+            raise ValueError("fast=True is for a text that is resumed: pass its tokens as resume=")
         row, prepared = dataclasses.replace(admitted.row, index=index), admitted.prepared
         names = [None if part == PLAIN else self.drafters[part].name for part in row.choice]
         if self.checker.expected is not None:
             names = ["expected", *names]
-        handle = Handle(prepared.texts, tuple(names), len(row.tokens), admitted.logprobs)
+        handle = Handle(
+            prepared.texts, tuple(names), len(row.tokens) - row.delivered, admitted.logprobs,
+            delivered, row.seed, index,
+        )  # fmt: skip
+        if trusted:
+            handle.trust()
         self._scheduler.put(Admission(row, prepared, handle, cache_salt))
         return handle
+
+    @functools.cached_property
+    def model_hash(self) -> str:
+        """A hash of the target's weights, configuration and tokenizer, made when it is first asked.
+
+        Engines of one hash write one text for one request.
+        """
+        return model_hash(self.target)
 
     def load(self) -> Load:
         """Returns the load of the engine: the requests that wait and run, and the counts so far."""

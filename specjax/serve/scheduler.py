@@ -58,7 +58,8 @@ class _Slot:
     prepared: Prepared | None = None
     admission: Admission | None = None
     length: int = 0  # of prompt and output, as the host knows it
-    written: int = 0
+    written: int = 0  # tokens, by the device
+    trusted: int = 0  # tokens of output that were read with the prompt
     counts: tuple[int, ...] = (0,) * 5  # the fields of `Stats`
     # What the slot was filled with; it stays after the request has ended.
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
@@ -365,6 +366,7 @@ class Scheduler:
             admission.prepared,
             admission,
             len(row.tokens),
+            trusted=row.delivered,
             prompt=row.tokens,
             uses=row.uses,
             salt=admission.salt,
@@ -380,7 +382,7 @@ class Scheduler:
             admission.reading = device.copy(slot, count) if count else device.empty()
         else:
             running = sum(slot.handle is not None for slot in self._slots)
-            known = len(row.tokens) + len(handle.tokens)
+            known = len(row.tokens) - row.delivered + len(handle.tokens)
             begun = self._paging.begin(row, admission.salt, known, running)
             if begun is None:
                 return False
@@ -427,9 +429,9 @@ class Scheduler:
         try:
             self._deliver(number, slot, new)
         except Exception as error:
-            handle.fail(error)
             self._device.end(np.arange(len(self._slots)) == number)
             self._vacate(slot)
+            handle.fail(error)
 
     def _deliver(self, number: int, slot: _Slot, new: News) -> None:
         """Delivers the new tokens of a slot, and frees the slot if its text has ended."""
@@ -437,7 +439,8 @@ class Scheduler:
         assert handle is not None and prepared is not None
         before, logprobs = len(handle.tokens), None
         # What was delivered before the row was set back is written again.
-        again = min(before - slot.written, len(new.tokens))
+        written = slot.written + slot.trusted
+        again = min(before - written, len(new.tokens))
         fresh, origin = new.tokens[again:], new.origin[again:]
         if handle.wants is not None and fresh:
             start = slot.length + again
@@ -450,6 +453,7 @@ class Scheduler:
         text, stopped = "", False
         if new.done or prepared.texts.stops:
             tokens, text, stopped = prepared.texts.cut(0, tokens, before)
+        handle.delivered.check(tokens, before, stopped or new.done)
         if not (stopped or new.done):
             handle.extend(*news)
             return
