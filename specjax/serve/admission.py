@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -199,6 +199,18 @@ class Checker:
         )
         return Admitted(row, prepared, request.logprobs, request.num_drafts is not None)
 
+    def expecting(self, admitted: Admitted, tokens: Sequence[int]) -> Admitted:
+        """Returns a request of which these tokens are expected.
+
+        Raises:
+          ValueError: tokens that are none of the vocabulary, or there is no room for them.
+        """
+        expected = self._expected([list(tokens)])[: admitted.prepared.new]
+        row = admitted.row
+        drafts = row.num_drafts if admitted.capped else max(row.num_drafts, self.expected or 0)
+        row = dataclasses.replace(row, expected=expected, num_drafts=drafts)
+        return dataclasses.replace(admitted, row=row)
+
     def resumed(
         self, admitted: Admitted, given: object, fast: bool
     ) -> tuple[Admitted, Delivered, bool]:
@@ -246,13 +258,10 @@ class Checker:
             )
             return dataclasses.replace(admitted, row=row), delivered, True
         if self.expected is not None:
-            more = (
-                hints[len(tokens) :] if (hints[: len(tokens)] == known[: len(hints)]).all() else []
-            )
-            drafts = row.num_drafts if admitted.capped else max(row.num_drafts, self.expected)
-            expected = np.concatenate([known, np.array(more, np.int32)])
-            row = dataclasses.replace(row, expected=expected, num_drafts=drafts)
-        return dataclasses.replace(admitted, row=row), delivered, False
+            agrees = np.array_equal(hints[: len(known)], known[: len(hints)])
+            more = hints[len(known) :].tolist() if agrees else []
+            return self.expecting(admitted, [*tokens, *more]), delivered, False
+        return admitted, delivered, False
 
     def _is_whole(self, admitted: Admitted, tokens: list[int]) -> bool:
         """Returns whether nothing can follow the tokens of a text."""

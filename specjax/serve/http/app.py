@@ -23,6 +23,7 @@ from specjax.serve.handle import Handle, Served
 from specjax.serve.http import answers, following, requests
 from specjax.serve.http.fields import Body, Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
+from specjax.serve.http.places import HEADER, Place, Seen, event_id
 from specjax.serve.http.problems import Problem, in_words_of, parse
 from specjax.text import Words
 from specjax.types import Json
@@ -59,18 +60,19 @@ class Service:
         self.engine, self.limits = engine, limits
         self.metrics = Metrics(engine)
         self.words = Words(engine.target.tokenizer)
+        engine.model_hash  # noqa: B018 - now, and not while the first request waits
         self.draining = False
         self.running = 0  # requests that are being answered
 
     async def completions(self, request: Request) -> Response:
-        body = parse(Completion, await self._body(request))
+        body, seen = _seen(request, parse(Completion, await self._body(request)))
         make = functools.partial(requests.of_completion, self.engine, body, self.limits.texts)
-        return await self._generate(request, body, make, chat=False)
+        return await self._generate(request, body, make, seen, chat=False)
 
     async def chats(self, request: Request) -> Response:
-        body = parse(Chat, await self._body(request))
+        body, seen = _seen(request, parse(Chat, await self._body(request)))
         make = functools.partial(requests.of_chat, self.engine, body, self.limits.texts)
-        return await self._generate(request, body, make, chat=True)
+        return await self._generate(request, body, make, seen, chat=True)
 
     async def lorax(self, request: Request) -> Response:
         return await self._lorax(request, streams=False)
@@ -153,8 +155,12 @@ class Service:
     def _submit(self, asked: requests.Asked) -> list[Handle]:
         handles: list[Handle] = []
         try:
-            for one, index in asked.each:
-                handles.append(self.engine.submit(one, index, asked.cache_salt))
+            for one, index, delivered in asked.each(self.engine.checker):
+                handle = self.engine.submit(
+                    one, index, asked.cache_salt, resume=delivered,
+                    fast=asked.fast and delivered is not None,
+                )  # fmt: skip
+                handles.append(handle)
         except Exception:
             following.cancel(handles)  # a part of an answer is no answer
             raise
@@ -165,12 +171,16 @@ class Service:
         request: Request,
         body: Sampled,
         make: Callable[[], requests.Asked],
+        seen: Seen | None,
         chat: bool,
     ) -> Response:
-        asked, handles = await self._begin(body, make)
-        writer = answers.Writer.of(self.words, asked, chat, asked.depth, body.return_guesses)
+        model = self.engine.model_hash
+        asked, handles = await self._begin(body, lambda: make().resumed(body, seen, model))
+        writer = answers.Writer.of(self.words, asked, chat, asked.depth, body.return_guesses, model)
+        if asked.delivered is not None:  # an answer of the status 200 begins with what comes next
+            await self._checked(request, handles)
         if body.stream:
-            return self._stream(self._chunks(writer, handles, body), handles, lorax=False)
+            return self._stream(self._chunks(writer, handles, body, seen), handles, lorax=False)
         return JSONResponse(writer.whole(await self._served(request, handles)))
 
     async def _begin(
@@ -194,51 +204,85 @@ class Service:
         self._count(served)
         return served
 
+    async def _checked(self, request: Request, handles: list[Handle]) -> None:
+        """Waits until texts that are resumed have caught up with what was delivered."""
+        try:
+            checks = asyncio.gather(*(handle.checked() for handle in handles))
+            await following.unless_gone(request, checks)
+        except BaseException:
+            following.cancel(handles)
+            raise
+
     async def _chunks(
-        self, writer: answers.Writer, handles: list[Handle], body: Sampled
-    ) -> AsyncIterator[dict[str, Json]]:
-        """Yields the chunks of a stream."""
-        options = body.stream_options
+        self,
+        writer: answers.Writer,
+        handles: list[Handle],
+        body: Sampled,
+        seen: Seen | None,
+    ) -> AsyncIterator[tuple[dict[str, Json], str | None]]:
+        """Yields the chunks of a stream, each with the id of its event."""
+        options, asked = body.stream_options, writer.asked
         for index in range(len(handles)):
-            if (first := writer.first(index)) is not None:
-                yield first
-        counts, texts, sent = [0] * len(handles), [""] * len(handles), [0] * len(handles)
+            if asked.delivered is None and (first := writer.first(index)) is not None:
+                yield first, None
+        places, texts = [Place() for _ in handles], [""] * len(handles)
+        for index, (place, handle) in enumerate(zip(places, handles, strict=True)):
+            known = handle.tokens[: handle.delivered.count]
+            if known:
+                place.add(known)
+                texts[index] = handle.texts.decode(0, known)
+                # A character that is not finished yet comes with its last token.
+                place.characters = writer.settled(texts[index].rstrip("\ufffd"))
+            if seen is not None:
+                place.characters, place.tail = seen.characters[index], seen.tails[index]
+
+        def id() -> str:
+            return event_id(writer.model_hash, asked.digest, asked.seed, places)
+
         with_usage = options is not None and options.include_usage
         left = len(handles)
         async for index, new in following.merged(handles):
+            place = places[index]
             if isinstance(new, Served):
                 left -= 1
-                *rest, last = writer.last(index, new, sent[index])
-                for chunk in rest:
-                    yield chunk
+                ends = writer.last(index, new, place.characters)
                 # Clients expect a chunk without a choice only if they asked for the usage.
                 if left == 0 and not with_usage:
-                    last |= writer.figures([handle.result() for handle in handles])
-                yield last
+                    ends[-1] |= writer.figures([handle.result() for handle in handles])
+                for chunk in ends[place.tail :]:
+                    place.tail += 1
+                    yield chunk, id()
                 continue
-            counts[index] += len(new.tokens)
-            texts[index] += new.text
-            known = writer.asked.tools
-            now = len(texts[index]) if known is None else known.form.settled(texts[index])
-            shown, sent[index] = texts[index][sent[index] : now], max(now, sent[index])
+            place.add(new.tokens)
+            texts[index] = texts[index][: new.offset] + new.text
+            now = writer.settled(texts[index])
+            shown, place.characters = (
+                texts[index][place.characters : now],
+                max(now, place.characters),
+            )
             chunk = writer.increment(index, new, shown)
             if options is not None and options.continuous_usage_stats:
-                prompts = [handle.prompt for handle in handles[:: writer.asked.n]]
-                chunk["usage"] = answers.usage(sum(prompts), sum(counts), 0)
-            yield chunk
+                prompts = [handle.prompt for handle in handles[:: asked.n]]
+                counts = sum(place.count for place in places)
+                chunk["usage"] = answers.usage(sum(prompts), counts, 0)
+            yield chunk, id()
         served = [handle.result() for handle in handles]
         self._count(served)
         if with_usage:
-            yield writer.end(served)
+            yield writer.end(served), None
 
     def _stream(
-        self, chunks: AsyncIterator[dict[str, Json]], handles: list[Handle], lorax: bool
+        self,
+        chunks: AsyncIterator[tuple[dict[str, Json], str | None]],
+        handles: list[Handle],
+        lorax: bool,
     ) -> Response:
         async def events() -> AsyncIterator[dict[str, str]]:
             with following.cancelling(handles):
                 try:
-                    async for chunk in chunks:
-                        yield {"data": json.dumps(chunk, ensure_ascii=False)}
+                    async for chunk, name in chunks:
+                        event = {"data": json.dumps(chunk, ensure_ascii=False)}
+                        yield event if name is None else event | {"id": name}
                 except Exception as error:  # the status is sent already, so this is the last event
                     yield {"data": json.dumps(Problem.of(error).body(lorax))}
                 if not lorax:
@@ -280,22 +324,36 @@ class Service:
 
     async def _lorax_chunks(
         self, asked: requests.Asked, handles: list[Handle], prompt: str | None
-    ) -> AsyncIterator[dict[str, Json]]:
+    ) -> AsyncIterator[tuple[dict[str, Json], None]]:
         """Yields an event for each token; the last one has the whole text, too."""
         held: dict[str, Json] | None = None
         async for new in handles[0]:
             for token in answers.lorax_tokens(self.words, new):
                 if held is not None:
-                    yield held
+                    yield held, None
                 held = {"token": token, "generated_text": None, "details": None}
         served = handles[0].result()
         self._count([served])
         if held is not None:
-            yield {**held, **answers.lorax_end(served, prompt, asked.seed)}
+            yield {**held, **answers.lorax_end(served, prompt, asked.seed)}, None
 
     def _count(self, served: list[Served]) -> None:
         for one in served:
             self.metrics.count(one)
+
+
+_SampledT = TypeVar("_SampledT", bound=Sampled)
+
+
+def _seen(request: Request, body: _SampledT) -> tuple[_SampledT, Seen | None]:
+    """Returns a body, and the id of the last event if its stream is resumed.
+
+    A request that named no seed goes on with the seed that was drawn for it.
+    """
+    seen = Seen.read(request.headers.get(HEADER))
+    if seen is not None and body.seed is None:
+        body = body.model_copy(update={"seed": seen.seed})
+    return body, seen
 
 
 _LORAX_PATHS = ("/", "/generate", "/generate_stream")

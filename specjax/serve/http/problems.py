@@ -19,17 +19,28 @@ from specjax.serve.http.fields import (
     Completion,
     Lorax,
     LoraxParameters,
+    Resume,
     Speculation,
     StreamOptions,
     Tokenize,
 )
+from specjax.serve.resuming import Disagreement
 from specjax.types import Json
 
 _BodyT = TypeVar("_BodyT", bound=Body)
 
 _NAMES = {
     name
-    for kind in (Chat, Completion, Lorax, LoraxParameters, Speculation, StreamOptions, Tokenize)
+    for kind in (
+        Chat,
+        Completion,
+        Lorax,
+        LoraxParameters,
+        Resume,
+        Speculation,
+        StreamOptions,
+        Tokenize,
+    )
     for name in kind.model_fields
 }
 """Of all fields."""
@@ -42,6 +53,7 @@ _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
@@ -80,6 +92,8 @@ class Problem(Exception):
             return cls(429, str(error), headers={"Retry-After": str(math.ceil(error.seconds))})
         if isinstance(error, Closed):
             return cls(503, str(error))
+        if isinstance(error, Disagreement):
+            return cls(409, str(error))
         if isinstance(error, ImportError):  # of a package that only some requests need
             return cls(501, str(error))
         return cls(400, str(error))
