@@ -116,6 +116,10 @@ class ServeOptions(RoomOptions, DeviceOptions, DraftingOptions, ServedOptions):
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "0 takes any free port")
+    admin: bool = option(
+        False, "let a trainer pause the server, abort requests, and give it the weights of a "
+        "folder of this machine",
+    )  # fmt: skip
     api_key: str | None = option(
         None, f"requests have to send this key; default: the variable {_KEY}"
     )
@@ -188,7 +192,12 @@ def main(prog: str, argv: list[str]) -> None:
     if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:
         say(f"specjax serve: {arguments.host} may be open to others; --api-key sets a key")
     options = ServerOptions(
-        arguments.host, arguments.port, key, arguments.max_body, arguments.max_texts
+        arguments.host,
+        arguments.port,
+        key,
+        arguments.max_body,
+        arguments.max_texts,
+        arguments.admin,
     )
     offered = ", ".join(["none", *loaded])
     run_server(

@@ -16,6 +16,8 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
+import jax
+
 from specjax._internal.checks import flag, items, settle, shown, typed, whole
 from specjax.decoding import Decoder
 from specjax.generation import Request
@@ -39,6 +41,8 @@ CHUNK = 128
 """The most tokens of a prompt that are read between two steps of the batch."""
 
 _EOS_IDS = 4
+
+_PAUSES = ("abort", "retract", "in_place")
 
 
 class Engine:
@@ -231,6 +235,56 @@ class Engine:
         """
         return model_hash(self.target)
 
+    def pause(self, mode: str = "abort") -> int:
+        """Stops decoding until `go_on`; requests that come wait in the queue.
+
+        Args:
+          mode: what happens to the requests that run.  "abort" cancels them and those that wait;
+            "retract" puts them back into the queue, from which they are read again and go on as
+            they were; "in_place" leaves them in their slots.
+
+        Returns:
+          The number of requests that there were.
+        """
+        settle((mode not in _PAUSES, f"mode={shown(mode)}; pass one of {', '.join(_PAUSES)}"))
+        return self._scheduler.call(lambda: self._scheduler.pause(mode))
+
+    def go_on(self) -> None:
+        """Ends a pause."""
+        self._scheduler.call(self._scheduler.go_on)
+
+    def flush(self) -> None:
+        """Forgets the prompts from which later ones could copy their beginning.
+
+        Raises:
+          ValueError: requests have a slot.
+        """
+        self._scheduler.call(self._scheduler.flush)
+
+    def update_weights(self, target: LanguageModel) -> None:
+        """Takes the weights of another checkpoint of the target; nothing is compiled.
+
+        Copies of prompts are forgotten, and requests that wait are decoded with the new weights.
+        After `pause("retract")` texts that had begun keep their tokens, which the old weights
+        wrote, and go on with the new ones: such a text is no sample of either.
+
+        Raises:
+          ValueError: requests have a slot, or the arrays differ from the target's in their names,
+            shapes or types.
+        """
+        typed("what specjax.load(folder) returns", LanguageModel, target=target)
+        _check_alike(self.target.params, target.params)
+        new = dataclasses.replace(self.target, params=target.params, folder=target.folder)
+        own = tuple(_arrays(part, new) for part in self.drafters)
+
+        def replace() -> None:
+            device = self._device
+            device.params = Params(new.params, own + device.params.proposer[len(own) :])
+            self.checker = dataclasses.replace(self.checker, target=new)
+            self.__dict__.pop("model_hash", None)
+
+        self._scheduler.call(lambda: self._scheduler.renew(replace))
+
     def load(self) -> Load:
         """Returns the load of the engine: the requests that wait and run, and the counts so far."""
         return self._scheduler.load()
@@ -271,6 +325,23 @@ def _check_mesh(target: LanguageModel, slots: int) -> None:
             f"pass slots={slots + -slots % parts}",
         ),
     )
+
+
+def _check_alike(old: object, new: object) -> None:
+    """Raises ValueError if two trees of weights differ in names, shapes or types of arrays."""
+
+    def kinds(tree: object) -> dict[str, str]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {jax.tree_util.keystr(path): f"{x.shape} {x.dtype}" for path, x in leaves}
+
+    one, other = kinds(old), kinds(new)
+    for name in [*one, *other]:
+        if one.get(name) != other.get(name):
+            raise ValueError(
+                f"the weights{name} are {other.get(name, 'absent')}, and those of the engine "
+                f"{one.get(name, 'absent')}: pass a checkpoint of the same model, loaded with the "
+                "same dtype"
+            )
 
 
 def _arrays(part: Loaded, target: LanguageModel) -> object:

@@ -126,8 +126,9 @@ class Served:
             if guess.depth == 0:
                 made.append(Step(guess.offered, accepted, accepted + 1))
                 accepted = 0
-        # An end inside of the drafts leaves no token of the target's own.
-        return made + [Step(self.guesses[-1].offered, accepted, accepted)] * (accepted > 0)
+        if accepted:  # an end inside of the drafts leaves no token of the target's own
+            made.append(Step(self.guesses[-1].offered, accepted, accepted))
+        return made
 
 
 def _unknown(like: Logprobs, count: int) -> Logprobs:

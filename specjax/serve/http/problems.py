@@ -13,37 +13,19 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from specjax.serve.handle import Busy, Closed
-from specjax.serve.http.fields import (
-    Body,
-    Chat,
-    Completion,
-    Lorax,
-    LoraxParameters,
-    Resume,
-    Speculation,
-    StreamOptions,
-    Tokenize,
-)
+from specjax.serve.http.fields import Body
 from specjax.serve.resuming import Disagreement
 from specjax.types import Json
 
 _BodyT = TypeVar("_BodyT", bound=Body)
 
-_NAMES = {
-    name
-    for kind in (
-        Chat,
-        Completion,
-        Lorax,
-        LoraxParameters,
-        Resume,
-        Speculation,
-        StreamOptions,
-        Tokenize,
-    )
-    for name in kind.model_fields
-}
-"""Of all fields."""
+
+def _names(kind: type[Body]) -> set[str]:
+    """Returns the names of the fields of a body, and of the bodies inside."""
+    inner = [field.annotation for field in kind.model_fields.values()]
+    inside = [x for x in inner if isinstance(x, type) and issubclass(x, Body)]
+    return set(kind.model_fields).union(*map(_names, inside))
+
 
 _ABSENT = object()
 """Stands for a field that was sent as null."""
@@ -51,6 +33,7 @@ _ABSENT = object()
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     409: "conflict_error",
@@ -159,7 +142,8 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         # pydantic also names the members of a union, such as "list[str]", and places in a list.
-        where = inside + ".".join(part for part in map(str, first["loc"]) if part in _NAMES)
+        names = _names(kind)
+        where = inside + ".".join(part for part in map(str, first["loc"]) if part in names)
         shown = repr(first["input"])[:80]
         raise Problem(400, f"{where}={shown} is not allowed: {first['msg']}", where) from None
 
