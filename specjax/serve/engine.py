@@ -275,10 +275,10 @@ class Engine:
         typed("what specjax.load(folder) returns", LanguageModel, target=target)
         _check_alike(self.target.params, target.params)
         new = dataclasses.replace(self.target, params=target.params, folder=target.folder)
-        own = tuple(_arrays(part, new) for part in self.drafters)
 
         def replace() -> None:
             device = self._device
+            own = tuple(_arrays(part, new) for part in self.drafters)
             device.params = Params(new.params, own + device.params.proposer[len(own) :])
             self.checker = dataclasses.replace(self.checker, target=new)
             self.__dict__.pop("model_hash", None)
