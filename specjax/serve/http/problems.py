@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, get_args
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
@@ -22,9 +22,16 @@ _BodyT = TypeVar("_BodyT", bound=Body)
 
 def _names(kind: type[Body]) -> set[str]:
     """Returns the names of the fields of a body, and of the bodies inside."""
-    inner = [field.annotation for field in kind.model_fields.values()]
-    inside = [x for x in inner if isinstance(x, type) and issubclass(x, Body)]
-    return set(kind.model_fields).union(*map(_names, inside))
+    inside = [_body_of(field.annotation) for field in kind.model_fields.values()]
+    return set(kind.model_fields).union(*(_names(body) for body in inside if body is not None))
+
+
+def _body_of(annotation: object) -> type[Body] | None:
+    """Returns the body that a field has, or may have; None if its values are no bodies."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, Body):
+            return kind
+    return None
 
 
 _ABSENT = object()
@@ -127,8 +134,8 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
             at = inside + name
             refuse(f"{at} is not supported: {kind.refused[name]}", at)
         if name in kind.model_fields:
-            inner = kind.model_fields[name].annotation
-            if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Body):
+            inner = _body_of(kind.model_fields[name].annotation)
+            if isinstance(value, dict) and inner is not None:
                 # LoRAX's client sends all its parameters, those that are off and ignored ones, too.
                 value = read(inner, value, f"{inside}{name}.")
             if value is not _ABSENT:
