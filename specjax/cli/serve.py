@@ -173,7 +173,7 @@ def main(prog: str, argv: list[str]) -> None:
     size = arguments.constraint_size
     expected = arguments.expected
     if expected is None:
-        expected = max([0, *(part.proposer.max_depth for part in loaded.values())])
+        expected = min(254, max([0, *(part.proposer.max_depth for part in loaded.values())]))
     with progress("compiling"):
         engine = Engine(
             target,
