@@ -100,6 +100,10 @@ class RoomOptions(Options):
         (512, 256), "room for the automaton of a request's JSON schema; 0 0 refuses schemas",
         metavar="STATES CLASSES",
     )  # fmt: skip
+    expected: int | None = option(
+        None, "most drafts of a step from the text that a request expects or resumes; 0 for none; "
+        "default: as deep as the drafters", metavar="N",
+    )  # fmt: skip
     max_body: int = option(4 * 2**20, "bytes of a request")
     max_texts: int = option(16, "texts of a request")
 
@@ -112,6 +116,10 @@ class ServeOptions(RoomOptions, DeviceOptions, DraftingOptions, ServedOptions):
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "0 takes any free port")
+    admin: bool = option(
+        False, "let a trainer pause the server, abort requests, and give it the weights of a "
+        "folder of this machine",
+    )  # fmt: skip
     api_key: str | None = option(
         None, f"requests have to send this key; default: the variable {_KEY}"
     )
@@ -163,6 +171,9 @@ def main(prog: str, argv: list[str]) -> None:
             raise ValueError(f"--default {first}: there are {', '.join(loaded)}, and none")
         loaded = {word: loaded[word] for word in (*words, *loaded)}
     size = arguments.constraint_size
+    expected = arguments.expected
+    if expected is None:
+        expected = min(254, max([0, *(part.proposer.max_depth for part in loaded.values())]))
     with progress("compiling"):
         engine = Engine(
             target,
@@ -175,12 +186,18 @@ def main(prog: str, argv: list[str]) -> None:
             default=first,
             constraint_size=size if any(size) else None,
             cache_tokens=arguments.cache_tokens,
+            expected=expected or None,
         )
     key = arguments.api_key or os.environ.get(_KEY) or None
     if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:
         say(f"specjax serve: {arguments.host} may be open to others; --api-key sets a key")
     options = ServerOptions(
-        arguments.host, arguments.port, key, arguments.max_body, arguments.max_texts
+        arguments.host,
+        arguments.port,
+        key,
+        arguments.max_body,
+        arguments.max_texts,
+        arguments.admin,
     )
     offered = ", ".join(["none", *loaded])
     run_server(

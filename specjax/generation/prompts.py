@@ -198,7 +198,7 @@ def documents_of(
             name, cure = "expected", "leave proposer= out, or pass proposer=Aligned()"
         raise ValueError(f"{name}= is not used by a {type(proposer).__name__}: {cure}")
     each = [[]] * rows if documents is None else _documents(target, documents, rows)
-    texts = [None] * rows if expected is None else _expected(target, expected, rows)
+    texts = [None] * rows if expected is None else expected_of(target, expected, rows)
     width, made = _FEWEST, []
     for entries, last in zip(each, texts, strict=True):
         tokens = [ABSENT]
@@ -233,7 +233,7 @@ def _documents(target: LanguageModel, documents: object, rows: int) -> list[Any]
     return [entry or [] for entry in nested] if is_each else [given] * rows
 
 
-def _expected(target: LanguageModel, expected: object, rows: int) -> list[list[int] | None]:
+def expected_of(target: LanguageModel, expected: object, rows: int) -> list[list[int] | None]:
     """Returns the tokens that are expected of each row."""
     kinds = "a list with a list of token ids, or None, for each prompt"
     given = listed("expected", expected, kinds)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from specjax.serve.engine import Engine
     from specjax.serve.handle import Busy, Closed, Guess, Handle, Increment, Served, Times
     from specjax.serve.listening import ServerOptions, check_packages, run_server
+    from specjax.serve.resuming import Delivered, Disagreement
     from specjax.serve.scheduler import Load
 
 __getattr__ = lazily(__name__, __file__)
@@ -15,6 +16,8 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "Busy",
     "Closed",
+    "Delivered",
+    "Disagreement",
     "Engine",
     "Guess",
     "Handle",

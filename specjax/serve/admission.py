@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specjax._internal.checks import settle, shown, typed, whole
+from specjax._internal.checks import items, reworded, settle, shown, typed, whole
 from specjax.constraints import Grammar, constraints_of
 from specjax.drafters import AdaptiveDrafter
-from specjax.generation import Prepared, Request, bad_word_ids, ends_of, prepare
+from specjax.generation import (
+    Prepared,
+    Request,
+    bad_word_ids,
+    encode,
+    ends_of,
+    expected_of,
+    prepare,
+)
 from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.processors import Processors
 from specjax.proposers import Adaptive, FirstOf, NoProposer
 from specjax.serve.batch import Row
 from specjax.serve.per_row import PLAIN
+from specjax.serve.resuming import Delivered
 
 NONE = "none"
 """The name of plain decoding among the drafters of an engine."""
@@ -39,7 +48,7 @@ _HONOURED = {
     "prompts", "messages", "chat_template_kwargs", "proposer", "adapter", "num_drafts",
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_new_tokens", "eos",
-    "seed", "stop", "logprobs", "constraint",
+    "seed", "stop", "logprobs", "constraint", "expected",
 }  # fmt: skip
 """Fields that an engine supports; a value of any other field is refused, never dropped silently."""
 
@@ -103,6 +112,7 @@ class Admitted:
     row: Row  # of the index 0
     prepared: Prepared  # for `decode`, which gives the same text
     logprobs: int | None
+    capped: bool = False  # the request says how many drafts a step may have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +126,7 @@ class Checker:
     num_eos: int  # the most ids that end a text
     default: str | None  # the drafter of requests that name none; None: the first one
     constraint_size: tuple[int, int] | None  # states and classes of an automaton; None: no room
+    expected: int | None  # drafts of a step from an expected text; None: no room
 
     def admit(self, request: Request) -> Admitted:
         """Checks a request on the host.
@@ -135,15 +146,19 @@ class Checker:
                 "make it with constraint_size=(512, 256)"
             )
         parts, adapter = self._parts(request.proposer, request.adapter)
+        expected = self._expected(request.expected)
         most = min((part.drafter.proposer.max_depth for part in parts), default=0)
+        if len(expected):
+            most = max(most, self.expected or 0)
         drafts = most
         if request.num_drafts is not None:
-            named = f"{BOTH}".join(part.name for part in parts) or NONE
+            names = [*["expected"] * (len(expected) > 0), *(part.name for part in parts)]
+            named = f"{BOTH}".join(names) or NONE
             drafts = whole(
                 "num_drafts", request.num_drafts, 0, most,
                 f"a whole number in [0, {most}], since {named} drafts {most} tokens",
             )  # fmt: skip
-        asks = {"proposer": NONE, "num_drafts": None, "adapter": None}
+        asks = {"proposer": NONE, "num_drafts": None, "adapter": None, "expected": None}
         prepared = prepare(self.target, dataclasses.replace(request, **asks))
         if len(prepared.lengths) != 1:
             raise ValueError(
@@ -180,8 +195,90 @@ class Checker:
             eos=eos,
             choice=(choice[0], choice[1]),
             adapter=adapter,
+            expected=expected[: prepared.new],
         )
-        return Admitted(row, prepared, request.logprobs)
+        return Admitted(row, prepared, request.logprobs, request.num_drafts is not None)
+
+    def expecting(self, admitted: Admitted, tokens: Sequence[int]) -> Admitted:
+        """Returns a request of which these tokens are expected.
+
+        Raises:
+          ValueError: tokens that are none of the vocabulary, or there is no room for them.
+        """
+        expected = self._expected([list(tokens)])[: admitted.prepared.new]
+        row = admitted.row
+        drafts = row.num_drafts if admitted.capped else max(row.num_drafts, self.expected or 0)
+        row = dataclasses.replace(row, expected=expected, num_drafts=drafts)
+        return dataclasses.replace(admitted, row=row)
+
+    def resumed(
+        self, admitted: Admitted, given: object, fast: bool
+    ) -> tuple[Admitted, Delivered, bool]:
+        """Returns a request that goes on after the tokens that were delivered.
+
+        Args:
+          admitted: the request.
+          given: the tokens, or a `Delivered`.
+          fast: read them with the prompt.
+
+        Returns:
+          The request, what was delivered, and True if it is not written again.
+
+        Raises:
+          ValueError: tokens that are none, or more than the request may have.
+        """
+        row, new = admitted.row, admitted.prepared.new
+        tokens: list[int] | None = None
+        delivered = given if isinstance(given, Delivered) else Delivered()
+        if not isinstance(given, Delivered) or given.tokens is not None:
+            kind = "a list of token ids"
+            listed = items(given.tokens if isinstance(given, Delivered) else given)
+            if listed is None:
+                raise ValueError(f"resume={shown(given)}; pass {kind}")
+            with reworded("resume: "):
+                tokens = encode(self.target, [listed], "text")[0] if listed else []
+            delivered = Delivered(len(tokens), tuple(tokens), delivered.digest)
+        if delivered.count > new:
+            raise ValueError(
+                f"resume has {delivered.count} tokens, and max_new_tokens={new}: pass the same "
+                "max_new_tokens as in the request whose text is resumed"
+            )
+        if fast and tokens is None:
+            raise ValueError("fast=True reads the tokens that were delivered: pass them as resume=")
+        if tokens is None:
+            return admitted, delivered, False
+        hints = row.expected
+        known = np.array(tokens, np.int32)
+        if fast and not self._is_whole(admitted, tokens):
+            row = dataclasses.replace(
+                row,
+                tokens=np.concatenate([row.tokens, known]),
+                delivered=len(tokens),
+                expected=hints[len(tokens) :],
+            )
+            return dataclasses.replace(admitted, row=row), delivered, True
+        if self.expected is not None:
+            agrees = np.array_equal(hints[: len(known)], known[: len(hints)])
+            more = hints[len(known) :].tolist() if agrees else []
+            return self.expecting(admitted, [*tokens, *more]), delivered, False
+        return admitted, delivered, False
+
+    def _is_whole(self, admitted: Admitted, tokens: list[int]) -> bool:
+        """Returns whether nothing can follow the tokens of a text."""
+        prepared = admitted.prepared
+        ended = tokens and tokens[-1] in set(prepared.eos[0].tolist())
+        return len(tokens) == prepared.new or bool(ended) or prepared.texts.cut(0, tokens)[2]
+
+    def _expected(self, given: object) -> np.ndarray:
+        """Returns the tokens that are expected of a request, none by default."""
+        if given is None:
+            return np.zeros(0, np.int32)
+        if self.expected is None:
+            raise ValueError(
+                f"expected={shown(given)}, and this engine has no room for it: make it with "
+                "expected=8"
+            )
+        return np.array(expected_of(self.target, given, 1)[0] or [], np.int32)
 
     def _check_length(self, count: int, new: int, parts: list[Loaded]) -> None:
         rooms = [(self.room, "a slot of this engine")]

@@ -49,7 +49,7 @@ from specjax.parallel import device_bytes, devices_of, require, row_parts
 from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
 from specjax.serve.page_sizes import PageSizes, caches
-from specjax.serve.per_row import PLAIN, PerRow, SeveralState
+from specjax.serve.per_row import PLAIN, PerRow, SeveralState, expected_document
 from specjax.serve.reading import Reader, Reading, passes, widths
 from specjax.serve.shardings import Shardings
 from specjax.types import DecodeState, Params, Stats
@@ -75,12 +75,16 @@ class Row:
     index: int  # is folded into the key
     processors: Processors | None  # [1]
     eos: np.ndarray  # [1, ids] int32
-    choice: tuple[int, int]  # as in `SeveralState`
+    choice: tuple[int, int]  # among the drafters of the engine; PLAIN: none
     adapter: int  # of a part with Medusa heads; -1 without one
+    # Tokens that are expected after `tokens`; they are drafts.
+    expected: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    # The last tokens of `tokens` are output that was delivered before: so many.
+    delivered: int = 0
 
     @property
     def uses(self) -> frozenset[int]:
-        """The proposers with which this row drafts."""
+        """The drafters of this row, which read its prompt."""
         return frozenset(self.choice) - {PLAIN}
 
 
@@ -312,14 +316,26 @@ class Device:
     def _inputs(self, row: Row) -> tuple[object, ...]:
         prompt = np.zeros((1, self.decoder.capacity), np.int32)
         prompt[0, : len(row.tokens)] = row.tokens
-        numbers = (len(row.tokens), row.limit, row.num_drafts, row.index, row.adapter)
+        numbers = (
+            len(row.tokens), row.limit, row.num_drafts, row.index, row.adapter, row.delivered,
+        )  # fmt: skip
+        expected = None
+        if self.several.aligned is not None:
+            expected = expected_document(row.expected, self.decoder.capacity)
+        choice = self.several.chosen(row.choice, len(row.expected) > 0)
         return (
             prompt,
             np.array(numbers, np.int32),
             np.uint32(row.seed),
-            np.array([row.choice], np.int32),
+            np.array([choice], np.int32),
             (row.sampling, row.processors, row.eos),
+            expected,
         )
+
+    def parts_of(self, row: Row) -> list[int]:
+        """Returns the proposers whose drafts a row takes."""
+        choice = self.several.chosen(row.choice, len(row.expected) > 0)
+        return [part for part in choice if part != PLAIN]
 
     def insert(self, slot: int, begun: DecodeState, row: Row) -> None:
         """Puts the state `begun` of a row into a slot."""
@@ -327,7 +343,7 @@ class Device:
         # The caches of a row name its own sharding, and those of the batch another one.
         alike = jax.tree.unflatten(jax.tree.structure(self.state), jax.tree.leaves(begun))
         self.state = self.decoder.insert(self.state, slot, alike)
-        needed = max([1, *(self.several.parts[part].num_nodes for part in row.uses)])
+        needed = max([1, *(self.several.parts[part].num_nodes for part in self.parts_of(row))])
         self._width[slot] = min(width for width in self._decoders if width >= needed)
 
     def end(self, ended: np.ndarray) -> None:
@@ -433,14 +449,19 @@ class Device:
         seed: Array,
         choice: Array,
         settings: tuple[Sampling, Processors | None, Array],
+        expected: Array | None,
     ) -> DecodeState:
-        length, limit, num_drafts, index, adapter = numbers
+        length, limit, num_drafts, index, adapter, delivered = numbers
         sampling, processors, eos = settings
-        own = tuple(
+        own = [
             part.adapt(state, adapter[None])
             for part, state in zip(self.several.parts, reading.own, strict=True)
-        )
-        several = self.several.state(own, 1, self.decoder.capacity)
+        ]
+        if self.several.aligned is not None:
+            assert expected is not None
+            begun = self.several.expecting(expected, prompt, length[None] - 1)
+            own[self.several.aligned] = begun
+        several = self.several.state(tuple(own), 1, self.decoder.capacity)
         several = dataclasses.replace(several, choice=choice, ends=reading.ends)
         state = begin(
             self.decoder,
@@ -453,11 +474,36 @@ class Device:
                 num_drafts=num_drafts[None],
                 sampling=sampling,
                 key=jax.random.fold_in(make_key(seed), index)[None],
-                processors=processors,
+                processors=None,
                 eos=eos,
             ),
         )
+        if processors is not None:
+            processors = self._observed(processors, prompt, length - delivered, delivered, eos)
+            state = dataclasses.replace(state, processors=processors)
         return self._places.row(state)
+
+    def _observed(
+        self, processors: Processors, text: Array, start: Array, count: Array, eos: Array
+    ) -> Processors:
+        """Returns the processors of a row after `count` tokens of output behind its prompt.
+
+        Args:
+          processors: from `Processors.create`.
+          text: [1, T], prompt and output.
+          start: [], tokens of the prompt.
+          count: [], mostly 0.
+          eos: as in `RowInputs`.
+        """
+        size = self.decoder.target.vocab_size
+        begun = processors.begin(text, start[None], size, False, eos)
+
+        def turn(carry: tuple[Array, Processors]) -> tuple[Array, Processors]:
+            output = jnp.roll(text, -start, axis=1)
+            return jnp.zeros_like(carry[0]), carry[1].observe(output, count[None])
+
+        begun = jax.tree.map(jnp.asarray, begun)
+        return jax.lax.while_loop(lambda carry: carry[0], turn, (count > 0, begun))[1]
 
 
 def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:

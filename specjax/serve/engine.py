@@ -13,21 +13,27 @@ its length.  `tests/core/test_serve.py` tests that, bit for bit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 
-from specjax._internal.checks import items, settle, shown, typed, whole
+import jax
+
+from specjax._internal.checks import flag, items, settle, shown, typed, whole
 from specjax.decoding import Decoder
 from specjax.generation import Request
 from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.parallel import described, mesh_of, row_parts
+from specjax.proposers import Aligned
 from specjax.rules import Match
 from specjax.serve.admission import BOTH, NONE, Admitted, Checker, Loaded, load_all
 from specjax.serve.batch import Device
 from specjax.serve.handle import Handle
+from specjax.serve.identity import model_hash
 from specjax.serve.page_sizes import PAGE, PAGES, PageSizes
 from specjax.serve.per_row import PLAIN, PerRow
 from specjax.serve.reading import Reader
+from specjax.serve.resuming import Delivered
 from specjax.serve.scheduler import Admission, Load, Scheduler
 from specjax.types import Params
 
@@ -35,6 +41,8 @@ CHUNK = 128
 """The most tokens of a prompt that are read between two steps of the batch."""
 
 _EOS_IDS = 4
+
+_PAUSES = ("abort", "retract", "in_place")
 
 
 class Engine:
@@ -61,6 +69,7 @@ class Engine:
         constraint_size: tuple[int, int] | None = None,
         cache_tokens: int | None = None,
         page: int = PAGE,
+        expected: int | None = None,
     ) -> None:
         """Compiles all programs, and starts to serve.
 
@@ -81,6 +90,10 @@ class Engine:
             go where they are needed; None: each slot has room for `capacity` tokens.  If pages
             run out, the youngest request waits, and its text goes on later.
           page: the tokens of a page, 16, 32, 64 or 128.
+          expected: the most drafts of a step that are tokens of a request's `expected`, or of the
+            text that it resumes.  None refuses `expected`, costs nothing, and a text is resumed
+            without these drafts.  A number above the depths of the drafters makes passes wider: on
+            a CPU those of requests with expected texts, elsewhere all.
 
         Raises:
           ValueError: a number or a drafter that cannot be used, or too little free memory.
@@ -98,6 +111,8 @@ class Engine:
         _check_mesh(target, slots)
         if cache_tokens is not None:
             whole("cache_tokens", cache_tokens, 1, 2**40, "a whole number of tokens, or None")
+        if expected is not None:
+            whole("expected", expected, 1, 254, "a whole number in [1, 254], or None")
         settle((page not in PAGES, f"page={shown(page)}; pass one of 16, 32, 64 and 128"))
         loaded = load_all(target, drafters or {})
         chunk = min(chunk, capacity)
@@ -111,13 +126,15 @@ class Engine:
                 f"default={shown(default)} is not a drafter; pass one of {listed}, or two as "
                 f"first{BOTH}second"
             )
-        self.checker = Checker(target, loaded, room, logprobs, num_eos, default, size)
-        several = PerRow(tuple(part.drafter.proposer for part in loaded))
+        self.checker = Checker(target, loaded, room, logprobs, num_eos, default, size, expected)
+        aligned = () if expected is None else (Aligned(expected, agreed=True),)
+        several = PerRow((*(part.drafter.proposer for part in loaded), *aligned))
         decoder = Decoder(
             target.model, several, Match(), target.eos, -(-capacity // chunk) * chunk, None,
             logprobs,
         )  # fmt: skip
-        params = Params(target.params, tuple(_arrays(part, target) for part in loaded))
+        own = tuple(_arrays(part, target) for part in loaded)
+        params = Params(target.params, own + (None,) * len(aligned))
         pages = None
         if cache_tokens is not None:
             reader = Reader(target.model, several, decoder.capacity, chunk)
@@ -152,7 +169,13 @@ class Engine:
         return self._device.several.max_depth
 
     def submit(
-        self, request: Request | Admitted, index: int = 0, cache_salt: str | None = None
+        self,
+        request: Request | Admitted,
+        index: int = 0,
+        cache_salt: str | None = None,
+        *,
+        resume: Sequence[int] | Delivered | None = None,
+        fast: bool = False,
     ) -> Handle:
         """Queue a request of a single prompt.
 
@@ -165,6 +188,15 @@ class Engine:
           index: texts of one seed and prompt differ by this number, as rows of `generate` do.
           cache_salt: beginnings of prompts are copied between requests of the same value only, so
             that nobody learns the prompts of others from the times of his own.
+          resume: the first tokens of the text of this request, which a client has already, such as
+            from an engine that has failed.  They are written again, as drafts where the engine has
+            room for `expected`, and the handle gives what comes after them.  If they differ from
+            what is written now, the handle raises `Disagreement` instead.  `result()` has the whole
+            text.
+          fast: read these tokens with the prompt instead of writing them.  Nobody compares them, so
+            it must be sure that the same weights wrote them.  Their keys and values are rounded as
+            those of a prompt: in float32 the text goes on as it was unless two tokens nearly tie,
+            in bfloat16 it forks more often.  They have no log-probabilities (NaN) and no guesses.
 
         Raises:
           ValueError: a field that cannot be used; the message has the fix.
@@ -175,11 +207,83 @@ class Engine:
         admitted = request if isinstance(request, Admitted) else self.checker.admit(request)
         typed("a text, or None", str | None, cache_salt=cache_salt)
         index = whole("index", index, 0, 2**31 - 1, "a whole number, 0 or greater")
+        delivered, trusted = Delivered(), False
+        if resume is not None:
+            admitted, delivered, trusted = self.checker.resumed(
+                admitted, resume, flag("fast", fast)
+            )
+        elif fast:
+            raise ValueError("fast=True is for a text that is resumed: pass its tokens as resume=")
         row, prepared = dataclasses.replace(admitted.row, index=index), admitted.prepared
         names = [None if part == PLAIN else self.drafters[part].name for part in row.choice]
-        handle = Handle(prepared.texts, (names[0], names[1]), len(row.tokens), admitted.logprobs)
+        if self.checker.expected is not None:
+            names = ["expected", *names]
+        handle = Handle(
+            prepared.texts, tuple(names), len(row.tokens) - row.delivered, admitted.logprobs,
+            delivered, row.seed, index,
+        )  # fmt: skip
+        if trusted:
+            handle.trust()
         self._scheduler.put(Admission(row, prepared, handle, cache_salt))
         return handle
+
+    @functools.cached_property
+    def model_hash(self) -> str:
+        """A hash of the target's weights, configuration and tokenizer, made when it is first asked.
+
+        Engines of one hash write one text for one request.
+        """
+        return model_hash(self.target)
+
+    def pause(self, mode: str = "abort") -> int:
+        """Stops decoding until `go_on`; requests that come wait in the queue.
+
+        Args:
+          mode: what happens to the requests that run.  "abort" cancels them and those that wait;
+            "retract" puts them back into the queue, from which they are read again and go on as
+            they were; "in_place" leaves them in their slots.
+
+        Returns:
+          The number of requests that there were.
+        """
+        settle((mode not in _PAUSES, f"mode={shown(mode)}; pass one of {', '.join(_PAUSES)}"))
+        return self._scheduler.call(lambda: self._scheduler.pause(mode))
+
+    def go_on(self) -> None:
+        """Ends a pause."""
+        self._scheduler.call(self._scheduler.go_on)
+
+    def flush(self) -> None:
+        """Forgets the prompts from which later ones could copy their beginning.
+
+        Raises:
+          ValueError: requests have a slot.
+        """
+        self._scheduler.call(self._scheduler.flush)
+
+    def update_weights(self, target: LanguageModel) -> None:
+        """Takes the weights of another checkpoint of the target; nothing is compiled.
+
+        Copies of prompts are forgotten, and requests that wait are decoded with the new weights.
+        After `pause("retract")` texts that had begun keep their tokens, which the old weights
+        wrote, and go on with the new ones: such a text is no sample of either.
+
+        Raises:
+          ValueError: requests have a slot, or the arrays differ from the target's in their names,
+            shapes or types.
+        """
+        typed("what specjax.load(folder) returns", LanguageModel, target=target)
+        _check_alike(self.target.params, target.params)
+        new = dataclasses.replace(self.target, params=target.params, folder=target.folder)
+
+        def replace() -> None:
+            device = self._device
+            own = tuple(_arrays(part, new) for part in self.drafters)
+            device.params = Params(new.params, own + device.params.proposer[len(own) :])
+            self.checker = dataclasses.replace(self.checker, target=new)
+            self.__dict__.pop("model_hash", None)
+
+        self._scheduler.call(lambda: self._scheduler.renew(replace))
 
     def load(self) -> Load:
         """Returns the load of the engine: the requests that wait and run, and the counts so far."""
@@ -221,6 +325,23 @@ def _check_mesh(target: LanguageModel, slots: int) -> None:
             f"pass slots={slots + -slots % parts}",
         ),
     )
+
+
+def _check_alike(old: object, new: object) -> None:
+    """Raises ValueError if two trees of weights differ in names, shapes or types of arrays."""
+
+    def kinds(tree: object) -> dict[str, str]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {jax.tree_util.keystr(path): f"{x.shape} {x.dtype}" for path, x in leaves}
+
+    one, other = kinds(old), kinds(new)
+    for name in [*one, *other]:
+        if one.get(name) != other.get(name):
+            raise ValueError(
+                f"the weights{name} are {other.get(name, 'absent')}, and those of the engine "
+                f"{one.get(name, 'absent')}: pass a checkpoint of the same model, loaded with the "
+                "same dtype"
+            )
 
 
 def _arrays(part: Loaded, target: LanguageModel) -> object:

@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax.decoding import Logprobs
 from specjax.serve.per_row import unpack
+from specjax.serve.resuming import Delivered
 from specjax.text import Texts
 
 
@@ -108,6 +109,8 @@ class Served:
     copied: int  # tokens of the prompt that were copied from another row
     times: Times
     texts: Texts  # decodes it
+    seed: int
+    index: int  # among the texts of its prompt and seed
 
     @functools.cached_property
     def pieces(self) -> list[str]:
@@ -123,8 +126,19 @@ class Served:
             if guess.depth == 0:
                 made.append(Step(guess.offered, accepted, accepted + 1))
                 accepted = 0
-        # An end inside of the drafts leaves no token of the target's own.
-        return made + [Step(self.guesses[-1].offered, accepted, accepted)] * (accepted > 0)
+        if accepted:  # an end inside of the drafts leaves no token of the target's own
+            made.append(Step(self.guesses[-1].offered, accepted, accepted))
+        return made
+
+
+def _unknown(like: Logprobs, count: int) -> Logprobs:
+    """Returns the log-probabilities of `count` tokens that are not known: NaN, and token 0."""
+
+    def fill(x: np.ndarray) -> np.ndarray:
+        value = np.nan if np.issubdtype(x.dtype, np.floating) else 0
+        return np.full((count, *x.shape[1:]), value, x.dtype)
+
+    return jax.tree.map(fill, like)
 
 
 class Handle:
@@ -134,10 +148,19 @@ class Handle:
     """
 
     def __init__(
-        self, texts: Texts, drafters: tuple[str | None, str | None], prompt: int, wants: int | None
+        self,
+        texts: Texts,
+        drafters: tuple[str | None, ...],
+        prompt: int,
+        wants: int | None,
+        delivered: Delivered | None = None,
+        seed: int = 0,
+        index: int = 0,
     ) -> None:
         self.texts, self.wants = texts, wants
         self._drafters, self.prompt = drafters, prompt
+        self.delivered = delivered or Delivered()
+        self.seed, self.index = seed, index
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], None]] = []
         self._tokens: list[int] = []
@@ -177,20 +200,35 @@ class Handle:
                 moved.clear()
         return self._outcome()
 
+    async def checked(self) -> None:
+        """Waits until the tokens that were delivered before are written again.
+
+        Raises:
+          Disagreement: they differ.
+          Closed: as `result`.
+        """
+        with self._waking() as moved:
+            while not self.done() and len(self._tokens) < self.delivered.count:
+                await moved.wait()
+                moved.clear()
+        if self._error is not None:
+            raise self._error
+
     def __iter__(self) -> Iterator[Increment]:
-        seen, at, sent = 0, 0, 0
+        seen, at, sent = 0, self.delivered.count, None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda seen=seen: self._moved(seen))
             increment, seen, ended = self._since(at, sent)
             if increment is not None:
-                at, sent = at + len(increment.tokens), sent + len(increment.text)
+                at += len(increment.tokens)
+                sent = increment.offset + len(increment.text)
                 yield increment
             if ended:
                 return
 
     async def __aiter__(self) -> AsyncIterator[Increment]:
-        seen, at, sent = 0, 0, 0
+        seen, at, sent = 0, self.delivered.count, None
         with self._waking() as moved:
             while True:
                 if not self._moved(seen):
@@ -198,7 +236,8 @@ class Handle:
                 moved.clear()
                 increment, seen, ended = self._since(at, sent)
                 if increment is not None:
-                    at, sent = at + len(increment.tokens), sent + len(increment.text)
+                    at += len(increment.tokens)
+                    sent = increment.offset + len(increment.text)
                     yield increment
                 if ended:
                     return
@@ -223,8 +262,8 @@ class Handle:
     def _moved(self, seen: int) -> bool:
         return self.done() or len(self._tokens) > seen
 
-    def _since(self, at: int, sent: int) -> tuple[Increment | None, int, bool]:
-        """Returns the increment since `at` tokens and `sent` characters.
+    def _since(self, at: int, sent: int | None) -> tuple[Increment | None, int, bool]:
+        """Returns the increment since `at` tokens and `sent` characters; None: those of the tokens.
 
         Returns:
           The increment, or None if nothing new is settled; the number of tokens that it covers; and
@@ -236,10 +275,15 @@ class Handle:
             served, tokens = self._served, list(self._tokens)
         if served is not None:
             count, text = len(tokens), served.text
-        else:
+        elif len(tokens) > at:
             count, text = self.texts.settled(0, tokens, at)
-        if count == at:
+        else:
+            count, text = at, ""
+        if count <= at:
             return None, len(tokens), served is not None
+        if sent is None:
+            shown = self.texts.pieces(0, tokens[:count], text)[:at] if at else []
+            sent = sum(map(len, shown))
         with self._changed:
             guesses, logprobs = self._guesses[at:count], self._joined(at, count)
         new, pieces = tokens[at:count], self.texts.pieces(0, tokens[:count], text, at, sent)
@@ -270,6 +314,11 @@ class Handle:
     def tokens(self) -> list[int]:
         """The new tokens so far."""
         return self._tokens
+
+    def trust(self) -> None:
+        """Takes the delivered tokens as the beginning of the text, which nobody writes again."""
+        self._tokens = list(self.delivered.tokens or ())
+        self._guesses = [Guess(0, None, 0)] * len(self._tokens)
 
     @property
     def begun(self) -> bool:
@@ -303,6 +352,9 @@ class Handle:
             self._tokens += tokens
             self._guesses += guesses
             if logprobs is not None:
+                missing = len(self._tokens) - len(tokens) - sum(len(x.raw) for x in self._logprobs)
+                if missing and not self._logprobs:  # of tokens that were trusted
+                    self._logprobs.append(_unknown(logprobs, missing))
                 self._logprobs.append(logprobs)
             if end is not None:
                 self._times = dataclasses.replace(self._times, ended=now)
@@ -310,7 +362,7 @@ class Handle:
                 self._served = Served(
                     end.text, list(self._tokens), end.finish, list(self._guesses),
                     self._joined(0, end.kept), Counts(*end.counts), self.prompt, self.copied,
-                    self._times, self.texts,
+                    self._times, self.texts, self.seed, self.index,
                 )  # fmt: skip
         if tokens or end is not None:
             self._wake()

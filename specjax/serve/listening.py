@@ -21,6 +21,7 @@ class ServerOptions:
       api_key: the key that clients must send; None: they need no key.
       body: the most bytes of a request.
       texts: the most texts that one request may ask for.
+      admin: take the requests of a trainer: pause, abort, flush, weights of a folder.
     """
 
     host: str = "127.0.0.1"
@@ -28,6 +29,7 @@ class ServerOptions:
     api_key: str | None = None
     body: int = 4 * 2**20
     texts: int = 16
+    admin: bool = False
 
 
 def check_packages() -> None:
@@ -50,5 +52,5 @@ def run_server(engine: Engine, options: ServerOptions, started: Callable[[str, i
     check_packages()
     from specjax.serve.http import Limits, serve
 
-    limits = Limits(options.api_key, options.body, texts=options.texts)
+    limits = Limits(options.api_key, options.body, texts=options.texts, admin=options.admin)
     serve(engine, limits, options.host, options.port, started)

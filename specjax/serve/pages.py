@@ -160,6 +160,13 @@ class PageStore:
             node = child
             self._touch(node)
 
+    def clear(self) -> None:
+        """Takes all prompts out of the tree, as if none had been read."""
+        for node in self._nodes():
+            self._in_tree[node.page] -= 1
+            self.release([node.page])
+        self._roots.clear()
+
     def committed(self, tokens: int) -> int:
         """Returns how many pages of a prompt of `tokens` tokens nothing will write any more."""
         return max(0, tokens - 1 - self.lag) // self.page

@@ -104,7 +104,8 @@ class Paging:
         """Gives rows the pages that `steps` steps may write; returns False if there are too few."""
         more = []
         for one in running:
-            depth = max([0, *(self._device.several.parts[part].max_depth for part in one.row.uses)])
+            parts = self._device.parts_of(one.row)
+            depth = max([0, *(self._device.several.parts[part].max_depth for part in parts)])
             most = min(one.length + steps * (depth + 1), one.row.limit)
             more.append(max(0, self._needed(one.row, most) - len(self._pages[one.slot])))
         taken = self.store.take(sum(more))

@@ -6,11 +6,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
 from specjax.contract import ArrayTree, Context, Proposer, Rule
 from specjax.decoding import write
+from specjax.proposers import Aligned
 from specjax.tree import Tree
 from specjax.types import ABSENT, Block, Proposal
 
@@ -26,9 +28,9 @@ class SeveralState:
     """The states of all proposers, the choices of each row, and the proposer of each new token."""
 
     own: tuple[ArrayTree, ...]  # a state for each part
-    choice: Array  # [B, 2] int32; the part whose drafts a row takes, and the part for steps in
-    # which the first one has none; PLAIN: none
-    used: Array  # [B] int32; the drafts of the last step are those of the first or second choice
+    choice: Array  # [B, C] int32; the part whose drafts a row takes, and those for steps in which
+    # the ones before have none; PLAIN: none
+    used: Array  # [B] int32; the choice, from 0 on, whose drafts the last step had
     offered: Array  # [B] int32; how many drafts the last step had
     origin: Array  # [B, L] int32; a code for each new token, see `unpack`
     written: Array  # [B] int32; new tokens so far
@@ -39,7 +41,7 @@ class SeveralState:
 
 @dataclasses.dataclass(frozen=True)
 class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
-    """Gives each row the drafts of the proposer that it chose, or of its second choice, or none.
+    """Gives each row the drafts of the proposer that it chose, or of its next choice, or none.
 
     All proposers run on the whole batch, but one that no row chose is skipped with all its passes.
     Proposals always have as many nodes as the largest proposer makes, and the target always reads
@@ -50,6 +52,9 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
       parts: the proposers, chains and trees; none of them drafts in the target's cache.
       width: only those of at most this many nodes draft, and what the others have read stays as it
         is; None: all draft.
+
+    If one of the parts is an `Aligned`, it is the last one, and it is the first choice of rows of
+    which a text is expected; others leave that choice empty.
     """
 
     parts: tuple[Proposer, ...]
@@ -65,6 +70,28 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
         )
 
     @property
+    def aligned(self) -> int | None:
+        """The index of the part that drafts expected texts; None if there is none."""
+        last = len(self.parts) - 1
+        return last if self.parts and isinstance(self.parts[last], Aligned) else None
+
+    @property
+    def columns(self) -> int:
+        """C, the number of choices of a row."""
+        return 2 if self.aligned is None else 3
+
+    def chosen(self, choice: tuple[int, int], expects: bool) -> tuple[int, ...]:
+        """Returns the C choices of a row, from those among the drafters of an engine.
+
+        Args:
+          choice: as `Row.choice`.
+          expects: a text is expected of the row.
+        """
+        if self.aligned is None:
+            return choice
+        return (self.aligned if expects else PLAIN, *choice)
+
+    @property
     def drafting(self) -> tuple[int, ...]:
         """The indices of the parts that draft."""
         wide = [part.num_nodes for part in self.parts]
@@ -77,10 +104,14 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
     def init(self, params: tuple[ArrayTree, ...], prompt: Block, capacity: int) -> SeveralState:
         # Another part may commit more tokens in a step than a part drafts, so it gets more room.
         room = capacity + self.num_nodes
-        own = tuple(
+        own = [
             part.init(params[n], self.seen(n, prompt), room) for n, part in enumerate(self.parts)
-        )
-        return self.state(own, len(prompt.tokens), capacity)
+        ]
+        if self.aligned is not None:
+            rows = len(prompt.tokens)
+            nothing = jnp.full((rows, expected_width(capacity)), ABSENT, jnp.int32)
+            own[self.aligned] = self.expecting(nothing, prompt.tokens, prompt.count)
+        return self.state(tuple(own), len(prompt.tokens), capacity)
 
     def read(
         self, params: tuple[ArrayTree, ...], state: SeveralState, block: Block
@@ -91,12 +122,24 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
         )
         return dataclasses.replace(state, own=own)
 
+    def expecting(self, documents: Array, tokens: Array, count: Array) -> ArrayTree:
+        """Returns the state of the part `aligned` for rows that have read their prompts.
+
+        Args:
+          documents: [B, X] int32 of `expected_document`.
+          tokens: [B, P] int32, any.
+          count: [B] int32, tokens of the prompts that were read.
+        """
+        assert self.aligned is not None
+        block = Block(tokens, jnp.zeros((*tokens.shape, 1)), count, None, documents)
+        return self.parts[self.aligned].start(None, block, 0)
+
     def state(self, own: tuple[ArrayTree, ...], rows: int, capacity: int) -> SeveralState:
         """Returns the state of rows that have not chosen yet, from the states of the proposers."""
         zero = jnp.zeros(rows, jnp.int32)
         return SeveralState(
             own=own,
-            choice=jnp.full((rows, 2), PLAIN, jnp.int32),
+            choice=jnp.full((rows, self.columns), PLAIN, jnp.int32),
             used=zero,
             offered=zero,
             origin=jnp.zeros((rows, capacity + self.max_depth + 1), jnp.int32),
@@ -131,7 +174,7 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
                 index, params, state, context, wanted, limit, blank
             )
         (tokens, parent), used = blank, jnp.zeros(rows, jnp.int32)
-        for column in (1, 0):
+        for column in reversed(range(self.columns)):
             for index, (drafted, below) in made.items():
                 takes = (state.choice[:, column] == index) & (below != ABSENT).any(1)
                 tokens = jnp.where(takes[:, None], drafted, tokens)
@@ -196,11 +239,24 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
         return tokens.astype(jnp.int32), jnp.pad(parent, more, constant_values=ABSENT)
 
 
+def expected_width(capacity: int) -> int:
+    """Returns X, the width of the arrays in which a text of an engine is expected."""
+    return capacity + 2
+
+
+def expected_document(tokens: np.ndarray, capacity: int) -> np.ndarray:
+    """Returns the tokens that are expected of a row, at most `capacity`, as its document [1, X]."""
+    made = np.full((1, expected_width(capacity)), ABSENT, np.int32)
+    if len(tokens):
+        made[0, -len(tokens) - 1 : -1] = tokens
+    return made
+
+
 def unpack(code: int) -> tuple[int, int, int]:
     """Decodes a code of `SeveralState.origin`.
 
     Returns:
       The depth of the token as a draft, 0 if the target drew it itself; the choice of the row that
-      drafted in that step, 0 or 1; and the number of drafts of the step.
+      drafted in that step, from 0 on; and the number of drafts of the step.
     """
     return code & 255, code >> _BY & 255, code >> _OFFERED

@@ -11,10 +11,13 @@ and their first steps are taken together.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import itertools
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,11 +28,16 @@ from specjax.serve.handle import Busy, Closed, End, Handle
 from specjax.serve.paging import Paging, Running
 from specjax.serve.reading import Reading
 
+_T = TypeVar("_T")
+
 _New = tuple[list[int], list[int], int, Logprobs | None]
 """The arguments of `Handle.extend` for new tokens."""
 
 _READING = 1.5
 """The most seconds of reading in a turn, in those of a turn without reading (1)."""
+
+_LOOK = 0.05
+"""Seconds between two looks at cancelled requests while the engine is paused."""
 
 _HOST_SHARE = 0.05
 """The largest share of a turn's time that the host may cost apart from the steps."""
@@ -58,7 +66,8 @@ class _Slot:
     prepared: Prepared | None = None
     admission: Admission | None = None
     length: int = 0  # of prompt and output, as the host knows it
-    written: int = 0
+    written: int = 0  # tokens, by the device
+    trusted: int = 0  # tokens of output that were read with the prompt
     counts: tuple[int, ...] = (0,) * 5  # the fields of `Stats`
     # What the slot was filled with; it stays after the request has ended.
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
@@ -103,7 +112,8 @@ class Scheduler:
         self._queue: collections.deque[Admission] = collections.deque()
         self._admission: Admission | None = None
         self._changed = threading.Condition()
-        self._closing = self._cut = False
+        self._closing = self._cut = self._paused = False
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._error: Exception | None = None
         self._finished = self._cancelled = self._prompt_tokens = self._copied_tokens = 0
         self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
@@ -161,6 +171,114 @@ class Scheduler:
                 self._changed.notify_all()
             self._thread.join()
 
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Runs a function in the thread of the engine, between two turns, and returns its result.
+
+        Raises:
+          Closed: the engine stopped before.
+          Exception: what the function raises.
+        """
+        future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def run() -> None:
+            if self._error is not None or self._closing:
+                future.set_exception(Closed("the engine has stopped"))
+                return
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._changed:
+            self.check_open()
+            self._calls.append(run)
+            self._changed.notify_all()
+        return future.result()
+
+    def pause(self, mode: str) -> int:
+        """Stops the turns, as `Engine.pause`; for `call`.  Returns how many requests there were."""
+        count = len(self._queue) + (self._admission is not None) + len(self._running())
+        if mode == "abort":
+            with self._changed:
+                handles = [admission.handle for admission in self._queue]
+            handles += [self._admission.handle] if self._admission else []
+            handles += [slot.handle for slot in self._slots if slot.handle is not None]
+            for handle in handles:
+                handle.cancel()
+            self._drop_cancelled()
+        elif mode == "retract":
+            self._set_all_back()
+        with self._changed:
+            self._paused = True
+        return count
+
+    def go_on(self) -> None:
+        """Ends a pause; for `call`."""
+        with self._changed:
+            self._paused = False
+
+    def flush(self) -> None:
+        """Forgets the prompts that later ones could copy from; for `call`.
+
+        Raises:
+          ValueError: requests have a slot.
+        """
+        running = len(self._running()) + (self._admission is not None)
+        if running:
+            raise ValueError(
+                f"{running} requests are running: wait for their end, or pause with the mode abort "
+                "or retract before"
+            )
+        for slot in self._slots:
+            slot.prompt = np.zeros(0, np.int32)
+        if self._paging is not None:
+            self._paging.store.clear()
+
+    def renew(self, replace: Callable[[], None]) -> None:
+        """Calls `replace`, which changes the weights; for `call`.
+
+        Requests that were set back keep the tokens that the old weights wrote.
+
+        Raises:
+          ValueError: as `flush`.
+        """
+        self.flush()
+        replace()
+        with self._changed:
+            waiting = list(self._queue)
+        for admission in waiting:
+            known, row = admission.handle.tokens, admission.row
+            prompt = row.tokens[: len(row.tokens) - row.delivered]
+            if known:
+                tokens = np.concatenate([prompt, np.array(known, np.int32)])
+                expected = row.expected[len(known) - row.delivered :]
+                admission.row = dataclasses.replace(
+                    row, tokens=tokens, delivered=len(known), expected=expected
+                )
+
+    def _running(self) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.handle is not None]
+
+    def _set_all_back(self) -> None:
+        """Puts all requests that have a slot, or whose prompt is read, back into the queue."""
+        reading, self._admission = self._admission, None
+        back = [] if reading is None else [reading]
+        ended = np.array([slot.handle is not None for slot in self._slots])
+        for slot in self._running():
+            assert slot.admission is not None
+            slot.admission.counts = slot.counts
+            back.append(slot.admission)
+            self._vacate(slot)
+        if self._paging is not None and reading is not None:
+            self._paging.store.release(reading.pages)
+        if reading is not None:
+            reading.reading, reading.pages = None, []
+        if ended.any():
+            self._device.end(ended)
+        with self._changed:
+            for admission in sorted(back, key=lambda one: one.number, reverse=True):
+                self._queue.appendleft(admission)
+
     def check_open(self) -> None:
         """Raises Closed unless the scheduler takes requests."""
         if self._error is not None:
@@ -181,13 +299,20 @@ class Scheduler:
     def _serve(self) -> None:
         try:
             while self._wait_for_work():
-                self._turn()
+                while self._calls:
+                    self._calls.popleft()()
+                if self._paused:
+                    self._drop_cancelled()
+                else:
+                    self._turn()
         except Exception as error:  # whatever it is, nobody may wait for ever
             self._error = error
         error = Closed("the engine was closed before this text was finished")
         if self._error is not None:
             error = Closed(f"the engine has stopped: {self._error!r}")
             error.__cause__ = self._error
+        for call in self._calls:
+            call()
         with self._changed:
             self._closing = True
             waiting = [admission.handle for admission in self._queue]
@@ -199,8 +324,16 @@ class Scheduler:
     def _wait_for_work(self) -> bool:
         """Waits until there is something to do.  Returns False to stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._has_work())
-            return not self._cut and self._has_work()
+            if self._closing:
+                self._paused = False  # what was accepted is served
+            # While paused it looks now and then whether a request was cancelled.
+            self._changed.wait_for(
+                lambda: self._closing or self._calls or (not self._paused and self._has_work()),
+                _LOOK if self._paused and self._has_work() else None,
+            )
+            if self._closing:
+                self._paused = False
+            return not self._cut and (self._paused or bool(self._calls) or self._has_work())
 
     def _has_work(self) -> bool:
         running = any(slot.handle is not None for slot in self._slots)
@@ -365,6 +498,7 @@ class Scheduler:
             admission.prepared,
             admission,
             len(row.tokens),
+            trusted=row.delivered,
             prompt=row.tokens,
             uses=row.uses,
             salt=admission.salt,
@@ -380,7 +514,7 @@ class Scheduler:
             admission.reading = device.copy(slot, count) if count else device.empty()
         else:
             running = sum(slot.handle is not None for slot in self._slots)
-            known = len(row.tokens) + len(handle.tokens)
+            known = len(row.tokens) - row.delivered + len(handle.tokens)
             begun = self._paging.begin(row, admission.salt, known, running)
             if begun is None:
                 return False
@@ -427,9 +561,9 @@ class Scheduler:
         try:
             self._deliver(number, slot, new)
         except Exception as error:
-            handle.fail(error)
             self._device.end(np.arange(len(self._slots)) == number)
             self._vacate(slot)
+            handle.fail(error)
 
     def _deliver(self, number: int, slot: _Slot, new: News) -> None:
         """Delivers the new tokens of a slot, and frees the slot if its text has ended."""
@@ -437,7 +571,8 @@ class Scheduler:
         assert handle is not None and prepared is not None
         before, logprobs = len(handle.tokens), None
         # What was delivered before the row was set back is written again.
-        again = min(before - slot.written, len(new.tokens))
+        written = slot.written + slot.trusted
+        again = min(before - written, len(new.tokens))
         fresh, origin = new.tokens[again:], new.origin[again:]
         if handle.wants is not None and fresh:
             start = slot.length + again
@@ -450,6 +585,7 @@ class Scheduler:
         text, stopped = "", False
         if new.done or prepared.texts.stops:
             tokens, text, stopped = prepared.texts.cut(0, tokens, before)
+        handle.delivered.check(tokens, before, stopped or new.done)
         if not (stopped or new.done):
             handle.extend(*news)
             return

@@ -77,13 +77,16 @@ class Writer:
     chat: bool
     most: int
     wants_guesses: bool
+    model_hash: str = ""
     id: str = ""
     created: int = 0
 
     @classmethod
-    def of(cls, words: Words, asked: Asked, chat: bool, most: int, guesses: bool) -> Writer:
+    def of(
+        cls, words: Words, asked: Asked, chat: bool, most: int, guesses: bool, model_hash: str
+    ) -> Writer:
         name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        return cls(words, asked, chat, most, guesses, name, int(time.time()))
+        return cls(words, asked, chat, most, guesses, model_hash, name, int(time.time()))
 
     def whole(self, served: Sequence[Served]) -> dict[str, Json]:
         """Returns the answer of a request that does not stream."""
@@ -99,9 +102,9 @@ class Writer:
             else:
                 choice["text"] = text
             choice["logprobs"] = self._logprobs(one, 0)
+            choice["token_ids"] = one.tokens
             if self.wants_guesses:
                 choice["guesses"] = list(map(_guess, one.guesses))
-                choice["token_ids"] = one.tokens
             choices.append(choice)
         kind = "chat.completion" if self.chat else "text_completion"
         return {
@@ -123,18 +126,24 @@ class Writer:
         known = self.asked.tools
         return (served.text, []) if known is None else known.read(served.text)
 
+    def settled(self, text: str) -> int:
+        """Returns how many characters of a growing text are no call of a tool."""
+        known = self.asked.tools
+        return len(text) if known is None else known.form.settled(text)
+
     def increment(self, index: int, new: Increment, shown: str) -> dict[str, Json]:
         """Returns a chunk with new tokens, of which `shown` is the text that is no call."""
         choice: dict[str, Json] = {"index": index, "finish_reason": None}
         if self.chat:
             choice["delta"] = {"content": shown}
         else:
-            choice["text"] = new.text
+            choice["text"] = shown
+        choice["token_ids"] = new.tokens
         if new.logprobs is not None:
             choice["logprobs"] = self._logprobs(new, new.offset)
         if self.wants_guesses:
             choice["guesses"] = list(map(_guess, new.guesses))
-            choice["token_ids"], choice["pieces"] = new.tokens, new.pieces
+            choice["pieces"] = new.pieces
         return self._chunk(choice)
 
     def last(self, index: int, served: Served, sent: int) -> list[dict[str, Json]]:
@@ -166,7 +175,7 @@ class Writer:
 
     def _head(self, kind: str) -> dict[str, Json]:
         head = {"id": self.id, "object": kind, "created": self.created}
-        return {**head, "model": self.asked.model}
+        return {**head, "model": self.asked.model, "system_fingerprint": self.model_hash}
 
     def _chunk(self, choice: dict[str, Json] | None) -> dict[str, Json]:
         kind = "chat.completion.chunk" if self.chat else "text_completion"

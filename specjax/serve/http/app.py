@@ -20,9 +20,10 @@ from starlette.routing import Route
 
 from specjax.serve.engine import Engine
 from specjax.serve.handle import Handle, Served
-from specjax.serve.http import answers, following, requests
+from specjax.serve.http import answers, following, requests, sglang
 from specjax.serve.http.fields import Body, Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
+from specjax.serve.http.places import HEADER, Place, Seen, event_id
 from specjax.serve.http.problems import Problem, in_words_of, parse
 from specjax.text import Words
 from specjax.types import Json
@@ -42,6 +43,8 @@ class Limits:
       body_seconds: a body has to arrive in so many seconds.
       send_seconds: a client that reads nothing for so long is dropped.
       texts: the most texts that one request may ask for (prompts times n).
+      admin: whoever may send requests may also pause the server, abort requests of others, and
+        give it the weights of a folder of its machine.
     """
 
     api_key: str | None = None
@@ -50,6 +53,7 @@ class Limits:
     body_seconds: float = 30.0
     send_seconds: float = 60.0
     texts: int = 16
+    admin: bool = False
 
 
 class Service:
@@ -59,21 +63,109 @@ class Service:
         self.engine, self.limits = engine, limits
         self.metrics = Metrics(engine)
         self.words = Words(engine.target.tokenizer)
+        engine.model_hash  # noqa: B018 - now, and not while the first request waits
+        self.weight_version = "default"
+        self.rids: dict[str, list[Handle]] = {}  # of SGLang's requests that run
         self.draining = False
         self.running = 0  # requests that are being answered
 
     async def completions(self, request: Request) -> Response:
-        body = parse(Completion, await self._body(request))
+        body, seen = _seen(request, parse(Completion, await self._body(request)))
         make = functools.partial(requests.of_completion, self.engine, body, self.limits.texts)
-        return await self._generate(request, body, make, chat=False)
+        return await self._generate(request, body, make, seen, chat=False)
 
     async def chats(self, request: Request) -> Response:
-        body = parse(Chat, await self._body(request))
+        body, seen = _seen(request, parse(Chat, await self._body(request)))
         make = functools.partial(requests.of_chat, self.engine, body, self.limits.texts)
-        return await self._generate(request, body, make, chat=True)
+        return await self._generate(request, body, make, seen, chat=True)
 
     async def lorax(self, request: Request) -> Response:
-        return await self._lorax(request, streams=False)
+        content = await self._body(request)
+        if sglang.is_sglang(content):
+            request.state.lorax = False
+            return await self._sglang(request, parse(sglang.Generate, content))
+        return await self._lorax(request, streams=False, content=content)
+
+    async def _sglang(self, request: Request, body: sglang.Generate) -> Response:
+        items, handles = await self._begin(
+            body, lambda: sglang.Items(self.engine, body, self.limits.texts),
+            lambda items: items.submit(self.engine),
+        )  # fmt: skip
+        for rid, handle in zip(items.rids, handles, strict=True):
+            self.rids.setdefault(rid, []).append(handle)
+        answers = sglang.Answers(items, self.words, self.weight_version)
+
+        async def chunks() -> AsyncIterator[tuple[dict[str, Json], None]]:
+            try:
+                async for chunk in answers.chunks(handles):
+                    yield chunk, None
+                self._count([handle.result() for handle in handles])
+            finally:
+                self._forget(items.rids, handles)
+
+        if body.stream:
+            return self._stream(chunks(), handles, lorax=False)
+        try:
+            return JSONResponse(answers.whole(await self._served(request, handles)))
+        finally:
+            self._forget(items.rids, handles)
+
+    def _forget(self, rids: list[str], handles: list[Handle]) -> None:
+        for rid, handle in zip(rids, handles, strict=True):
+            left = [one for one in self.rids.get(rid, []) if one is not handle]
+            if left:
+                self.rids[rid] = left
+            else:
+                self.rids.pop(rid, None)
+
+    async def pause(self, request: Request) -> Response:
+        body = parse(sglang.Pause, await self._body(request) or b"{}")
+        await following.in_thread(self.engine.pause, body.mode)
+        return JSONResponse({"status": "ok", "message": "Generation paused successfully."})
+
+    async def go_on(self, request: Request) -> Response:
+        await self._body(request)
+        await following.in_thread(self.engine.go_on)
+        return JSONResponse({"status": "ok", "message": "Generation continued successfully."})
+
+    async def flush(self, request: Request) -> Response:
+        await following.in_thread(self.engine.flush)
+        return Response("Cache flushed.\n", media_type="text/plain")
+
+    async def abort(self, request: Request) -> Response:
+        body = parse(sglang.Abort, await self._body(request) or b"{}")
+        for rid, handles in list(self.rids.items()):
+            if body.abort_all or (body.rid and rid.startswith(body.rid)):
+                following.cancel(handles)
+        return JSONResponse({"status": "ok"})
+
+    async def update_weights(self, request: Request) -> Response:
+        body = parse(sglang.WeightsFromDisk, await self._body(request))
+        engine, count = self.engine, 0
+        try:
+            target = await following.in_thread(sglang.checkpoint, engine, body)
+            if body.abort_all_requests:
+                count = await following.in_thread(engine.pause, "abort")
+            try:
+                await following.in_thread(engine.update_weights, target)
+                await following.in_thread(lambda: engine.model_hash)
+            finally:
+                if body.abort_all_requests:
+                    await following.in_thread(engine.go_on)
+        except (ValueError, OSError, Problem) as error:
+            problem = Problem.of(error)
+            return JSONResponse({"success": False, "message": problem.message}, problem.status)
+        self.weight_version = body.weight_version or self.weight_version
+        message = "Succeeded to update model weights."
+        return JSONResponse({"success": True, "message": message, "num_paused_requests": count})
+
+    async def model_info(self, request: Request) -> Response:
+        target = self.engine.target
+        path = target.name if target.folder is None else str(target.folder)
+        return JSONResponse({
+            "model_path": path, "tokenizer_path": path, "is_generation": True,
+            "weight_version": self.weight_version, "model_hash": self.engine.model_hash,
+        })  # fmt: skip
 
     async def lorax_stream(self, request: Request) -> Response:
         return await self._lorax(request, streams=True)
@@ -153,8 +245,12 @@ class Service:
     def _submit(self, asked: requests.Asked) -> list[Handle]:
         handles: list[Handle] = []
         try:
-            for one, index in asked.each:
-                handles.append(self.engine.submit(one, index, asked.cache_salt))
+            for one, index, delivered in asked.each(self.engine.checker):
+                handle = self.engine.submit(
+                    one, index, asked.cache_salt, resume=delivered,
+                    fast=asked.fast and delivered is not None,
+                )  # fmt: skip
+                handles.append(handle)
         except Exception:
             following.cancel(handles)  # a part of an answer is no answer
             raise
@@ -165,23 +261,29 @@ class Service:
         request: Request,
         body: Sampled,
         make: Callable[[], requests.Asked],
+        seen: Seen | None,
         chat: bool,
     ) -> Response:
-        asked, handles = await self._begin(body, make)
-        writer = answers.Writer.of(self.words, asked, chat, asked.depth, body.return_guesses)
+        model = self.engine.model_hash
+        asked, handles = await self._begin(
+            body, lambda: make().resumed(body, seen, model), self._submit
+        )
+        writer = answers.Writer.of(self.words, asked, chat, asked.depth, body.return_guesses, model)
+        if asked.delivered is not None:  # an answer of the status 200 begins with what comes next
+            await self._checked(request, handles)
         if body.stream:
-            return self._stream(self._chunks(writer, handles, body), handles, lorax=False)
+            return self._stream(self._chunks(writer, handles, body, seen), handles, lorax=False)
         return JSONResponse(writer.whole(await self._served(request, handles)))
 
     async def _begin(
-        self, body: Body, make: Callable[[], requests.Asked]
-    ) -> tuple[requests.Asked, list[Handle]]:
+        self, body: Body, make: Callable[[], _T], submit: Callable[[_T], list[Handle]]
+    ) -> tuple[_T, list[Handle]]:
         """Submits the requests of a body; their errors name its fields."""
 
-        def begin() -> tuple[requests.Asked, list[Handle]]:
+        def begin() -> tuple[_T, list[Handle]]:
             try:
                 asked = make()
-                return asked, self._submit(asked)
+                return asked, submit(asked)
             except ValueError as error:
                 raise in_words_of(body, error) from None
 
@@ -194,51 +296,85 @@ class Service:
         self._count(served)
         return served
 
+    async def _checked(self, request: Request, handles: list[Handle]) -> None:
+        """Waits until texts that are resumed have caught up with what was delivered."""
+        try:
+            checks = asyncio.gather(*(handle.checked() for handle in handles))
+            await following.unless_gone(request, checks)
+        except BaseException:
+            following.cancel(handles)
+            raise
+
     async def _chunks(
-        self, writer: answers.Writer, handles: list[Handle], body: Sampled
-    ) -> AsyncIterator[dict[str, Json]]:
-        """Yields the chunks of a stream."""
-        options = body.stream_options
+        self,
+        writer: answers.Writer,
+        handles: list[Handle],
+        body: Sampled,
+        seen: Seen | None,
+    ) -> AsyncIterator[tuple[dict[str, Json], str | None]]:
+        """Yields the chunks of a stream, each with the id of its event."""
+        options, asked = body.stream_options, writer.asked
         for index in range(len(handles)):
-            if (first := writer.first(index)) is not None:
-                yield first
-        counts, texts, sent = [0] * len(handles), [""] * len(handles), [0] * len(handles)
+            if asked.delivered is None and (first := writer.first(index)) is not None:
+                yield first, None
+        places, texts = [Place() for _ in handles], [""] * len(handles)
+        for index, (place, handle) in enumerate(zip(places, handles, strict=True)):
+            known = handle.tokens[: handle.delivered.count]
+            if known:
+                place.add(known)
+                texts[index] = handle.texts.decode(0, known)
+                # A character that is not finished yet comes with its last token.
+                place.characters = writer.settled(texts[index].rstrip("\ufffd"))
+            if seen is not None:
+                place.characters, place.tail = seen.characters[index], seen.tails[index]
+
+        def id() -> str:
+            return event_id(writer.model_hash, asked.digest, asked.seed, places)
+
         with_usage = options is not None and options.include_usage
         left = len(handles)
         async for index, new in following.merged(handles):
+            place = places[index]
             if isinstance(new, Served):
                 left -= 1
-                *rest, last = writer.last(index, new, sent[index])
-                for chunk in rest:
-                    yield chunk
+                ends = writer.last(index, new, place.characters)
                 # Clients expect a chunk without a choice only if they asked for the usage.
                 if left == 0 and not with_usage:
-                    last |= writer.figures([handle.result() for handle in handles])
-                yield last
+                    ends[-1] |= writer.figures([handle.result() for handle in handles])
+                for chunk in ends[place.tail :]:
+                    place.tail += 1
+                    yield chunk, id()
                 continue
-            counts[index] += len(new.tokens)
-            texts[index] += new.text
-            known = writer.asked.tools
-            now = len(texts[index]) if known is None else known.form.settled(texts[index])
-            shown, sent[index] = texts[index][sent[index] : now], max(now, sent[index])
+            place.add(new.tokens)
+            texts[index] = texts[index][: new.offset] + new.text
+            now = writer.settled(texts[index])
+            shown, place.characters = (
+                texts[index][place.characters : now],
+                max(now, place.characters),
+            )
             chunk = writer.increment(index, new, shown)
             if options is not None and options.continuous_usage_stats:
-                prompts = [handle.prompt for handle in handles[:: writer.asked.n]]
-                chunk["usage"] = answers.usage(sum(prompts), sum(counts), 0)
-            yield chunk
+                prompts = [handle.prompt for handle in handles[:: asked.n]]
+                counts = sum(place.count for place in places)
+                chunk["usage"] = answers.usage(sum(prompts), counts, 0)
+            yield chunk, id()
         served = [handle.result() for handle in handles]
         self._count(served)
         if with_usage:
-            yield writer.end(served)
+            yield writer.end(served), None
 
     def _stream(
-        self, chunks: AsyncIterator[dict[str, Json]], handles: list[Handle], lorax: bool
+        self,
+        chunks: AsyncIterator[tuple[dict[str, Json], str | None]],
+        handles: list[Handle],
+        lorax: bool,
     ) -> Response:
         async def events() -> AsyncIterator[dict[str, str]]:
             with following.cancelling(handles):
                 try:
-                    async for chunk in chunks:
-                        yield {"data": json.dumps(chunk, ensure_ascii=False)}
+                    async for chunk, name in chunks:
+                        event = {"data": json.dumps(chunk, ensure_ascii=False)}
+                        yield event if name is None else event | {"id": name}
                 except Exception as error:  # the status is sent already, so this is the last event
                     yield {"data": json.dumps(Problem.of(error).body(lorax))}
                 if not lorax:
@@ -257,8 +393,10 @@ class Service:
         finally:
             self.running -= 1
 
-    async def _lorax(self, request: Request, streams: bool | None) -> Response:
-        body = parse(Lorax, await self._body(request))
+    async def _lorax(
+        self, request: Request, streams: bool | None, content: bytes | None = None
+    ) -> Response:
+        body = parse(Lorax, await self._body(request) if content is None else content)
         is_root = streams is None
         streams = body.stream if is_root else streams
         if body.parameters.details and self.engine.checker.logprobs is None:
@@ -268,7 +406,7 @@ class Service:
             )  # fmt: skip
 
         make = functools.partial(requests.of_lorax, self.engine, body)
-        asked, handles = await self._begin(body, make)
+        asked, handles = await self._begin(body, make, self._submit)
         prompt = body.inputs if body.parameters.return_full_text else None
         if streams:
             return self._stream(self._lorax_chunks(asked, handles, prompt), handles, lorax=True)
@@ -280,23 +418,42 @@ class Service:
 
     async def _lorax_chunks(
         self, asked: requests.Asked, handles: list[Handle], prompt: str | None
-    ) -> AsyncIterator[dict[str, Json]]:
+    ) -> AsyncIterator[tuple[dict[str, Json], None]]:
         """Yields an event for each token; the last one has the whole text, too."""
         held: dict[str, Json] | None = None
         async for new in handles[0]:
             for token in answers.lorax_tokens(self.words, new):
                 if held is not None:
-                    yield held
+                    yield held, None
                 held = {"token": token, "generated_text": None, "details": None}
         served = handles[0].result()
         self._count([served])
         if held is not None:
-            yield {**held, **answers.lorax_end(served, prompt, asked.seed)}
+            yield {**held, **answers.lorax_end(served, prompt, asked.seed)}, None
 
     def _count(self, served: list[Served]) -> None:
         for one in served:
             self.metrics.count(one)
 
+
+_SampledT = TypeVar("_SampledT", bound=Sampled)
+
+
+def _seen(request: Request, body: _SampledT) -> tuple[_SampledT, Seen | None]:
+    """Returns a body, and the id of the last event if its stream is resumed.
+
+    A request that named no seed goes on with the seed that was drawn for it.
+    """
+    seen = Seen.read(request.headers.get(HEADER))
+    if seen is not None and body.seed is None:
+        body = body.model_copy(update={"seed": seen.seed})
+    return body, seen
+
+
+_ADMIN_PATHS = (
+    "/pause_generation", "/continue_generation", "/flush_cache", "/abort_request",
+    "/update_weights_from_disk",
+)  # fmt: skip
 
 _LORAX_PATHS = ("/", "/generate", "/generate_stream")
 
@@ -315,6 +472,13 @@ def make_app(engine: Engine, limits: Limits | None = None) -> Starlette:
         ("/metrics", "GET", service.prometheus),
         ("/health", "GET", service.health),
         ("/", "GET", service.page),
+        ("/model_info", "GET", service.model_info),
+        ("/get_model_info", "GET", service.model_info),
+        ("/pause_generation", "POST", service.pause),
+        ("/continue_generation", "POST", service.go_on),
+        ("/flush_cache", "POST", service.flush),
+        ("/abort_request", "POST", service.abort),
+        ("/update_weights_from_disk", "POST", service.update_weights),
     ]
     app = Starlette(
         routes=[
@@ -336,12 +500,18 @@ def _guarded(
     """Returns a handler with the checks that all routes share, whose errors become answers."""
     is_open = path == "/health" or (path, method) == ("/", "GET")
     lorax = method == "POST" and path in _LORAX_PATHS
+    admin = path in _ADMIN_PATHS
 
     async def guarded(request: Request) -> Response:
         service.running += 1
         try:
             if not is_open:
                 _authorise(request, service.limits.api_key)
+            if admin and not service.limits.admin:
+                raise Problem(
+                    403, f"{path} is off, since it is for a trainer that owns this server: start "
+                    "it with --admin",
+                )  # fmt: skip
             if method == "POST" and service.draining:
                 raise Problem(503, "the server is stopping", headers={"Retry-After": "5"})
             return await handler(request)
@@ -352,7 +522,7 @@ def _guarded(
             if not isinstance(error, ValueError | Problem) and problem.status == 400:
                 raise  # a mistake of ours
             service.metrics.refuse(problem.status)
-            return problem.answer(lorax)
+            return problem.answer(getattr(request.state, "lorax", lorax))
         finally:
             service.running -= 1
 

@@ -38,6 +38,14 @@ class Speculation(Body):
     drafter: Text | None = None
     num_speculative_tokens: Whole | None = None
     adapter: Text | None = None
+    expected_token_ids: list[list[Whole]] | None = None  # of each text; they are drafts
+
+
+class Resume(Body):
+    """The tokens of each text that the client has; the stream goes on after them."""
+
+    token_ids: list[list[Whole]]
+    fast: Flag = False  # read them with the prompt, and compare nothing
 
 
 class StreamOptions(Body):
@@ -93,6 +101,7 @@ class Sampled(Body):
     response_format: dict[str, object] | None = None
     speculation: Speculation = Speculation()
     cache_salt: Text | None = None
+    resume: Resume | None = None
     return_guesses: Flag = False  # who guessed each token: see docs/serving.md
 
     def called(self) -> dict[str, str]:
@@ -104,6 +113,7 @@ class Sampled(Body):
             "adapter": "speculation.adapter",
             "eos": "stop_token_ids",
             "constraint": "response_format",
+            "resume": "resume.token_ids",
         }
 
 

@@ -7,32 +7,32 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, get_args
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from specjax.serve.handle import Busy, Closed
-from specjax.serve.http.fields import (
-    Body,
-    Chat,
-    Completion,
-    Lorax,
-    LoraxParameters,
-    Speculation,
-    StreamOptions,
-    Tokenize,
-)
+from specjax.serve.http.fields import Body
+from specjax.serve.resuming import Disagreement
 from specjax.types import Json
 
 _BodyT = TypeVar("_BodyT", bound=Body)
 
-_NAMES = {
-    name
-    for kind in (Chat, Completion, Lorax, LoraxParameters, Speculation, StreamOptions, Tokenize)
-    for name in kind.model_fields
-}
-"""Of all fields."""
+
+def _names(kind: type[Body]) -> set[str]:
+    """Returns the names of the fields of a body, and of the bodies inside."""
+    inside = [_body_of(field.annotation) for field in kind.model_fields.values()]
+    return set(kind.model_fields).union(*(_names(body) for body in inside if body is not None))
+
+
+def _body_of(annotation: object) -> type[Body] | None:
+    """Returns the body that a field has, or may have; None if its values are no bodies."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, Body):
+            return kind
+    return None
+
 
 _ABSENT = object()
 """Stands for a field that was sent as null."""
@@ -40,8 +40,10 @@ _ABSENT = object()
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
@@ -80,6 +82,8 @@ class Problem(Exception):
             return cls(429, str(error), headers={"Retry-After": str(math.ceil(error.seconds))})
         if isinstance(error, Closed):
             return cls(503, str(error))
+        if isinstance(error, Disagreement):
+            return cls(409, str(error))
         if isinstance(error, ImportError):  # of a package that only some requests need
             return cls(501, str(error))
         return cls(400, str(error))
@@ -130,8 +134,8 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
             at = inside + name
             refuse(f"{at} is not supported: {kind.refused[name]}", at)
         if name in kind.model_fields:
-            inner = kind.model_fields[name].annotation
-            if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Body):
+            inner = _body_of(kind.model_fields[name].annotation)
+            if isinstance(value, dict) and inner is not None:
                 # LoRAX's client sends all its parameters, those that are off and ignored ones, too.
                 value = read(inner, value, f"{inside}{name}.")
             if value is not _ABSENT:
@@ -145,7 +149,8 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         # pydantic also names the members of a union, such as "list[str]", and places in a list.
-        where = inside + ".".join(part for part in map(str, first["loc"]) if part in _NAMES)
+        names = _names(kind)
+        where = inside + ".".join(part for part in map(str, first["loc"]) if part in names)
         shown = repr(first["input"])[:80]
         raise Problem(400, f"{where}={shown} is not allowed: {first['msg']}", where) from None
 

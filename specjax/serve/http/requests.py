@@ -9,7 +9,7 @@ from typing import Any
 
 from specjax.constraints import JSONSchema
 from specjax.generation import Request, conversations, encode
-from specjax.serve.admission import Admitted
+from specjax.serve.admission import Admitted, Checker
 from specjax.serve.engine import Engine
 from specjax.serve.http.fields import (
     Chat,
@@ -20,8 +20,11 @@ from specjax.serve.http.fields import (
     Speculation,
     Tokenize,
 )
-from specjax.serve.http.problems import refuse
+from specjax.serve.http.places import Seen
+from specjax.serve.http.problems import Problem, refuse
 from specjax.serve.http.tools import Tools, for_template, tools_of
+from specjax.serve.identity import request_hash, tokens_hash
+from specjax.serve.resuming import Delivered
 from specjax.text import template_of, unread_part
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions
@@ -40,16 +43,72 @@ class Asked:
     num_drafts: int | None
     tools: Tools | None  # that the texts may call
     cache_salt: str | None
+    digest: str  # of what the texts depend on
+    expected: list[list[int]] | None  # of each text
+    delivered: list[Delivered] | None = None  # of each text, if they are resumed
+    fast: bool = False  # trust what was delivered
 
     @property
     def depth(self) -> int:
         """The greatest depth of the drafts."""
         return self.requests[0].row.num_drafts
 
-    @property
-    def each(self) -> list[tuple[Admitted, int]]:
-        """Yields each request with its index among the texts of its prompt."""
-        return [(request, index) for request in self.requests for index in range(self.n)]
+    def each(self, checker: Checker) -> list[tuple[Admitted, int, Delivered | None]]:
+        """Returns the request of each text, its index among those of its prompt, and what the
+        client has of it.
+
+        Raises:
+          ValueError: tokens that cannot be expected.
+        """
+        made = [(request, index) for request in self.requests for index in range(self.n)]
+        hints = self.expected or [[]] * len(made)
+        had = self.delivered or [None] * len(made)
+        return [
+            (checker.expecting(request, hint) if hint else request, index, has)
+            for (request, index), hint, has in zip(made, hints, had, strict=True)
+        ]
+
+    def resumed(self, body: Sampled, seen: Seen | None, model: str) -> Asked:
+        """Returns the same with what the client has of each text.
+
+        Args:
+          body: of the request.
+          seen: the id that it sent back.
+          model: the hash of the target.
+
+        Raises:
+          Problem: an id of another model or request, or tokens that are not those of the id.
+        """
+        if seen is None and body.resume is None:
+            return self
+        if not body.stream:
+            refuse(
+                "only a stream is resumed: send stream: true, or leave Last-Event-ID and resume "
+                "out and get the whole text", "resume",
+            )  # fmt: skip
+        texts = len(self.requests) * self.n
+        if seen is not None:
+            seen.check(model, self.digest, texts)
+        if body.resume is None:
+            assert seen is not None
+            return dataclasses.replace(self, delivered=list(seen.delivered))
+        tokens = body.resume.token_ids
+        if len(tokens) != texts:
+            refuse(
+                f"resume.token_ids has {len(tokens)} lists for {texts} texts: send the tokens of "
+                "each text, prompts times n, in the order of their index", "resume.token_ids",
+            )  # fmt: skip
+        delivered = [Delivered(len(ids), tuple(ids)) for ids in tokens]
+        for index, (one, ids) in enumerate(
+            zip(seen.delivered if seen else (), tokens, strict=False)
+        ):
+            if one.count != len(ids) or one.digest != tokens_hash(ids):
+                raise Problem(
+                    409, f"resume.token_ids[{index}] are not the {one.count} tokens of "
+                    "Last-Event-ID: send the tokens of all chunks up to that event",
+                    "resume.token_ids",
+                )  # fmt: skip
+        return dataclasses.replace(self, delivered=delivered, fast=body.resume.fast)
 
 
 def models(engine: Engine) -> dict[str, tuple[str, str] | None]:
@@ -198,7 +257,28 @@ def _asked(
     ]
     admitted = [engine.checker.admit(request) for request in requests]
     drafts = body.speculation.num_speculative_tokens
-    return Asked(admitted, body.n, seed, model, drafts, tools, body.cache_salt)
+    expected = _expected(engine, body, len(ids) * body.n)
+    stops = [one.prepared.texts.stops for one in admitted]
+    digest = request_hash([one.row for one in admitted], type(body).__name__, body.n, stops)
+    return Asked(admitted, body.n, seed, model, drafts, tools, body.cache_salt, digest, expected)
+
+
+def _expected(engine: Engine, body: Sampled, texts: int) -> list[list[int]] | None:
+    """Returns the tokens that are expected of each text."""
+    given, name = body.speculation.expected_token_ids, "speculation.expected_token_ids"
+    if given is None:
+        return None
+    if engine.checker.expected is None:
+        refuse(
+            f"this server has no room for expected texts: leave {name} out, or start it with "
+            "--expected 8", name,
+        )  # fmt: skip
+    if len(given) != texts:
+        refuse(
+            f"{name} has {len(given)} lists for {texts} texts: send one for each text, prompts "
+            "times n; an empty one expects nothing", name,
+        )  # fmt: skip
+    return given
 
 
 def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | None]:
