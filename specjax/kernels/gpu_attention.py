@@ -243,7 +243,7 @@ class _Sizes:
         """Returns the first block that the program's row reads, and the one behind the last."""
         from jax.experimental import pallas as pl
 
-        row = pl.program_id(2)
+        row = pl.program_id(2) if bounds.shape[0] > 1 else 0  # all rows may share the masks
         if not self.from_start:
             return bounds[row, 0], bounds[row, 1]
         return jnp.int32(0), (bounds[row] + self.width + self.block - 1) // self.block
