@@ -16,8 +16,9 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from specjax import kernels
 from specjax._internal.checks import is_count, per_row, typed
-from specjax._internal.platforms import on_cpu, on_gpu, on_tpu
+from specjax._internal.platforms import on_cpu, on_cuda, on_gpu, on_tpu
 
 _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 
@@ -209,11 +210,16 @@ def top_k(x: Array, count: int) -> tuple[Array, Array]:
     return on_tpu(one_by_one, sort, x) if 0 < count <= _FEW else sort(x)
 
 
-def warp(logits: Array, sampling: Sampling) -> Array:
+def warp(logits: Array, sampling: Sampling, triton: bool = False) -> Array:
     """Warps logits [B, N, V] to float32 logits of the sampled distribution, -inf where excluded.
 
     The order is that of transformers: temperature, top-k, top-p, min-p.  Tokens that tie with the
     last one kept are kept.
+
+    Args:
+      logits: of the model.
+      sampling: settings, one per row.
+      triton: filter with kernels of our own in a program for an NVIDIA GPU (`Model.triton`).
 
     Example:
       >>> import jax.numpy as jnp
@@ -257,10 +263,22 @@ def warp(logits: Array, sampling: Sampling) -> Array:
             least = jnp.maximum(least, found)
         return least
 
+    greatest = argmax(logits)
+
+    def filtered(x: Array) -> Array:
+        if not triton:
+            return least_kept(x)
+        settings = sampling.top_k, sampling.top_p, sampling.min_p
+        return on_cuda(
+            lambda x, best, *settings: kernels.least_kept_on_gpu(x, best, *settings),
+            lambda x, best, *settings: least_kept(x),
+            x, greatest, *map(jnp.asarray, settings),
+        )  # fmt: skip
+
     with jax.named_scope("filters"):
-        least = jax.lax.cond(filtering.any(), least_kept, lambda x: nothing, scaled)
+        least = jax.lax.cond(filtering.any(), filtered, lambda x: nothing, scaled)
     scaled = _without(scaled, least)
-    best = jnp.arange(logits.shape[-1]) == argmax(logits)[..., None]
+    best = jnp.arange(logits.shape[-1]) == greatest[..., None]
     return jnp.where(greedy, jnp.where(best, 0.0, -jnp.inf), scaled)
 
 

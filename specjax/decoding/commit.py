@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import tree
+from specjax._internal.platforms import platform_of_shapes
 from specjax.decoding.logprobs import Logprobs
 from specjax.types import ABSENT, DecodeState, Stats, StepInfo
 
@@ -78,10 +80,15 @@ def count(stats: Stats, info: StepInfo, live: Array) -> Stats:
     asked = jax.vmap(tree.asked)(info.proposal.parent, info.path, info.num_accepted)
     tested = jnp.minimum(asked.sum(1, dtype=jnp.int32), info.count)
     proposed = (info.proposal.parent != ABSENT).sum(1, dtype=jnp.int32)
-    return Stats(
-        target_passes=stats.target_passes + live,
-        emitted=stats.emitted + info.count,
-        accepted=stats.accepted + jnp.minimum(info.num_accepted, info.count),
-        tested=stats.tested + tested,
-        proposed=stats.proposed + jnp.where(live, proposed, 0),
+    added = (  # in the order of the fields
+        live.astype(jnp.int32),
+        info.count,
+        jnp.minimum(info.num_accepted, info.count),
+        tested,
+        jnp.where(live, proposed, 0),
     )
+    if platform_of_shapes() == "gpu":
+        # Of a single row XLA:GPU joins no additions, unless they read one array of several numbers.
+        added = tuple(jax.lax.optimization_barrier(jnp.stack(added)))
+    before = (getattr(stats, field.name) for field in dataclasses.fields(Stats))
+    return Stats(*(old + new for old, new in zip(before, added, strict=True)))

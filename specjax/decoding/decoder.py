@@ -243,11 +243,11 @@ class Decoder:
         """
         shared, sampled = self.rule.shared_noise, (state.sampling.temperature > 0).any()
         if draw is None and shared:
-            draw = PositionDraw(state.key, state.length - 1, self.target.vocab_size)
+            draw = PositionDraw(state.key, state.cache.length, self.target.vocab_size)
         else:
             sampled = None
         context = Context(
-            pending=_at(state.tokens, state.length - 1),
+            pending=_at(state.tokens, state.cache.length),
             draw=self._draw(state) if draw is None else draw,
             warp=functools.partial(self._warp, state),
             shared_noise=shared,
@@ -308,14 +308,17 @@ class Decoder:
             cache = output.staged.widened(num_nodes)
             return verdict, ModelOutput(padded[0], padded[1], cache, padded[2]), padded[3]
 
-        shapes = jax.eval_shape(functools.partial(few, widths[0]), state.cache)
+        # The shapes and the program of the narrowest width are of one trace.
+        narrowest = jax.jit(functools.partial(few, widths[0]))
+        shapes = jax.eval_shape(narrowest, state.cache)
         bare = dataclasses.replace(shapes[1], cache=None)
         verdict, output, logits = _zeros((shapes[0], bare, shapes[2]))
         cache = state.cache.staged_as(shapes[1].staged)
         made = verdict, dataclasses.replace(output, cache=cache), logits
 
         def reader(width: int) -> Callable[[_Made], _Made]:
-            return lambda made: few(width, made[1].staged)
+            read = narrowest if width == widths[0] else functools.partial(few, width)
+            return lambda made: read(made[1].staged)
 
         # Warping, drawing and judging take as long to compile as a pass of the target.
         shared = self.rule.by_node and draw is None and len(widths) > 2
@@ -401,8 +404,8 @@ class Decoder:
             return jax.lax.dynamic_update_slice_in_dim(x, new, n, 1)
 
         def noise(n: Array) -> Array:
-            there = dataclasses.replace(state, length=state.length + at(tree.depth, n)[:, 0])
-            return jax.vmap(lambda draw: draw.noise(root, root))(self._draw(there, 1))
+            drawn = self._draw(state, 1, at(tree.depth, n)[:, 0])
+            return jax.vmap(lambda draw: draw.noise(root, root))(drawn)
 
         def turn(n: Array, made: tuple[Array, Array]) -> tuple[Array, Array]:
             here = state
@@ -510,9 +513,19 @@ class Decoder:
             )
         return _insert(layout(state), state, jnp.asarray(slot), row)
 
-    def _draw(self, state: DecodeState, width: int | None = None) -> SharedDraw | IndependentDraw:
-        """Returns the randomness of a step, of the kind that the rule needs."""
-        size, position = self.target.vocab_size, state.length - 1
+    def _draw(
+        self, state: DecodeState, width: int | None = None, after: Array | None = None
+    ) -> SharedDraw | IndependentDraw:
+        """Returns the randomness of a step, of the kind that the rule needs.
+
+        Args:
+          state: before the step.
+          width: the nodes that are judged, by default all.
+          after: [B] tokens from the pending one to the node that is judged; by default it is that.
+        """
+        size, position = self.target.vocab_size, state.cache.length
+        if after is not None:
+            position = position + after
         if self.rule.shared_noise:
             sampled = (state.sampling.temperature > 0).any()
             depth = self.proposer.max_depth
@@ -525,7 +538,7 @@ class Decoder:
         # A draft model with its own vocabulary cannot use settings about the target's tokens.
         if state.processors is not None and logits.shape[-1] == self.target.vocab_size:
             logits = process(state, logits, path, self.logits_processor, self.capacity)
-        return warp(logits, state.sampling)
+        return warp(logits, state.sampling, self.target.triton)
 
 
 def _kind(_: object, state: DecodeState, steps: object) -> tuple[object, ...]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 from jax.sharding import NamedSharding
@@ -41,6 +42,7 @@ from specjax.models import (
     dot_general,
     is_packed,
     mtp_beginnings,
+    shapes_of,
 )
 from specjax.parallel import Shardings, devices_of, leader, require, to_host
 from specjax.types import ArrayTree, Weights
@@ -113,10 +115,7 @@ def read_params(
     module = model.module
     if isinstance(module, Transformer):  # no kernel needs to be made for the shapes
         module = module.clone(dot_general=dot_general)
-    init = LinenModel(module).init
-    shapes = {
-        path: leaf.shape for path, leaf in _flat(jax.eval_shape(init, jax.random.key(0))).items()
-    }
+    shapes = {path: leaf.shape for path, leaf in _flat(nn.meta.unbox(shapes_of(module))).items()}
     placed = cast(
         dict[_Path, NamedSharding], {} if shardings is None else flatten_dict(shardings())
     )

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from specjax.kernels.coding import Coding
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
     from specjax.kernels.gpu_experts import few_experts_on_gpu, takes_experts_on_gpu
+    from specjax.kernels.gpu_filters import least_kept_on_gpu
+    from specjax.kernels.gpu_norms import (
+        MOST_NORMED_ROWS,
+        parts_of_products,
+        summed_norm_on_gpu,
+    )
     from specjax.kernels.grouped import coding_of, few_rows_of_codes, takes_codes
     from specjax.kernels.narrow import (
         few_rows,
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
+    "MOST_NORMED_ROWS",
     "MOST_TOKENS",
     "Coding",
     "coding_of",
@@ -45,7 +52,10 @@ __all__ = [
     "few_rows",
     "few_rows_of",
     "few_rows_of_codes",
+    "least_kept_on_gpu",
     "most_rows",
+    "parts_of_products",
+    "summed_norm_on_gpu",
     "takes",
     "takes_attention",
     "takes_attention_on_gpu",

@@ -8,6 +8,7 @@ import platform
 import threading
 
 import jax
+import llvmlite
 from llvmlite import binding, ir
 
 from specjax.kernels.attending import Attention
@@ -15,6 +16,7 @@ from specjax.kernels.codes import Codes
 from specjax.kernels.coding import Coding
 from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
+from specjax.kernels.keeping import place_of, read_code, write_code
 from specjax.kernels.sharing import Work, handler
 from specjax.kernels.tiles import Tiles
 from specjax.kernels.writing import Writing
@@ -66,30 +68,43 @@ def _registered(target: str, work: Work) -> str:
 
 
 def register(work: Work, target: str) -> str:
-    """Compiles the kernel of a work, and registers it as `target`."""
+    """Compiles the kernel of a work, or finds its machine code, and registers it as `target`."""
+    jax.ffi.register_ffi_target(target, _capsule(address_of(work, target)), platform="cpu")
+    return target
+
+
+def address_of(work: Work, target: str) -> int:
+    """Returns the address of the function `target`, which XLA calls for a work."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    features = binding.get_host_cpu_features()
+    found = binding.get_host_cpu_features()
     # The loops have vectors of 512 bits on purpose, so LLVM must not halve them.
-    more = ",-prefer-256-bit" if features.get("avx512f") else ""
+    more = ",-prefer-256-bit" if found.get("avx512f") else ""
+    cpu, features = binding.get_host_cpu_name(), f"{found.flatten()}{more}"
     chip = binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=f"{features.flatten()}{more}", opt=3
+        cpu=cpu, features=features, opt=3
     )
     module = ir.Module(target)
     module.triple = binding.get_process_triple()
     handler(module, work, target)
-    compiled = binding.parse_assembly(str(module))
-    compiled.verify()
-    tuning = binding.PipelineTuningOptions(speed_level=2)
-    tuning.loop_vectorization = tuning.slp_vectorization = False  # loops have vectors already
-    builder = binding.create_pass_builder(chip, tuning)
-    builder.getModulePassManager().run(compiled, builder)
+    text = str(module)
+    versions = llvmlite.__version__, ".".join(map(str, binding.llvm_version_info))
+    place = place_of(text, cpu, features, *versions)
+    code = read_code(place)
+    compiled = binding.parse_assembly(text)
+    if code is None:
+        compiled.verify()
+        tuning = binding.PipelineTuningOptions(speed_level=2)
+        tuning.loop_vectorization = tuning.slp_vectorization = False  # loops have vectors already
+        builder = binding.create_pass_builder(chip, tuning)
+        builder.getModulePassManager().run(compiled, builder)
     engine = binding.create_mcjit_compiler(compiled, chip)
+    # LLVM asks for the code of the module before it makes it, and otherwise hands it over.
+    engine.set_object_cache(lambda _, made: write_code(place, made), lambda _: code)
     engine.finalize_object()
     address = engine.get_function_address(target)
     engine.detach()  # the code stays until the process ends, since XLA's threads may be in it
-    jax.ffi.register_ffi_target(target, _capsule(address), platform="cpu")
-    return target
+    return address
 
 
 def machine() -> Machine:

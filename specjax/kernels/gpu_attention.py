@@ -9,6 +9,8 @@ pass of one token and in the verification of a tree.  A program of the kernel mu
 block that a query does not see changes none of its sums.
 
 Keys and values may be in pages, which the kernel reads where they lie, by the row's table.
+Otherwise it may also write the keys and values of the tokens into the cache, before it reads them.
+Programs for other queries of the same key head write the same numbers.
 
 One program a key head leaves most of a GPU idle.  So a cache of more than `_UNCUT` slots is read by
 a program for each chunk of `_CHUNK`, and a second kernel adds the chunks, in their order.
@@ -69,47 +71,66 @@ def few_queries_on_gpu(
     query: Array,
     keys: Array,
     values: Array,
-    visible: Array,
+    visible: Array | None,
     scale: float,
     softcap: float | None = None,
     sinks: Array | None = None,
     interpret: bool = False,
     table: Array | None = None,
-) -> Array:
+    start: Array | None = None,
+    whole: bool = False,
+) -> Any:
     """Computes softmax attention in a program for one GPU.
 
     Args:
-      query: [B, N, H, D], N at most `MOST_QUERIES`.
+      query: [B, N, H, D], N at most `MOST_QUERIES`; with `start` [B, N, H + 2 K, D], where the keys
+        and then the values of the tokens follow.
       keys, values: [B, K, S, D] of the query's dtype; H is a multiple of K.
       visible: [B or 1, N, S] bool.  Slots that a token does not see may have any finite contents.
+        None, with `start` and `whole`: a token sees all slots up to its own.
       scale: of the scores.
       softcap: c of the scores c tanh(x / c), or None.
       sinks: [H], a score of each head with a value of 0, or None.
       interpret: compute what the kernel computes, on any platform, slowly.
       table: [B, T] int32, the numbers of each row's pages; then keys and values are pages
         [P, K, page, D], and S is T * page.
+      start: [B] int32, the slot where the first token's keys and values are written, and those of
+        the others behind it; not for pages.
+      whole: with `start`, all slots before the first token's are seen by some token.
 
     Returns:
-      [B, N, H * D] of the query's dtype; 0 for a token that sees no slot and has no sink.
+      [B, N, H * D] of the query's dtype; 0 for a token that sees no slot and has no sink.  With
+      `start`, a tuple of this, and of keys and values with those of the tokens.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    batch, width, heads, dim = query.shape
-    paged = table is not None
-    key_heads, slots = keys.shape[1], visible.shape[2]
+    batch, width, joined, dim = query.shape
+    paged, writes = table is not None, start is not None
+    key_heads = keys.shape[1]
+    slots = keys.shape[2] if visible is None else visible.shape[2]
+    heads = joined - 2 * key_heads * writes
     chunks = 1 if slots <= _UNCUT else -(-slots // _CHUNK)
     block = _block(keys, paged)
     page = keys.shape[2] if paged else None
-    sizes = _Sizes(width, heads, heads // key_heads, dim, block, chunks, page)
-    # Which blocks a row reads is the same for all layers of a kind, so XLA computes it once.
-    seen = visible.any(1)
-    first = jnp.argmax(seen, axis=1) // sizes.block
-    last = -(-jnp.max(jnp.where(seen, jnp.arange(slots) + 1, 0), axis=1) // sizes.block)
-    bounds = jnp.stack([first, last], axis=1).astype(jnp.int32)
-    masks = visible.astype(jnp.int8)
+    sizes = _Sizes(
+        width, heads, heads // key_heads, dim, block, chunks, page, joined,
+        writes, not interpret, writes and whole, visible is None,
+    )  # fmt: skip
+    if start is not None and whole:
+        bounds = start.astype(jnp.int32)
+    else:
+        assert visible is not None
+        # Which blocks a row reads is the same for all layers of a kind: XLA computes it once.
+        seen = visible.any(1)
+        first = jnp.argmax(seen, axis=1) // sizes.block
+        last = -(-jnp.max(jnp.where(seen, jnp.arange(slots) + 1, 0), axis=1) // sizes.block)
+        bounds = jnp.stack([first, last], axis=1).astype(jnp.int32)
+    masks = None if visible is None else visible.astype(jnp.int8)
 
-    def call(kernel: Any, programs: int, operands: list[Array], specs: list[Any], out: Any) -> Any:
+    def call(
+        kernel: Any, programs: int, operands: list[Any], specs: list[Any], out: Any, places: Any
+    ) -> Any:
         return pl.pallas_call(
             functools.partial(kernel, sizes),
             out_shape=jax.tree.map(lambda one: one[0], out, is_leaf=_is_pair),
@@ -118,6 +139,7 @@ def few_queries_on_gpu(
             out_specs=jax.tree.map(lambda one: one[1], out, is_leaf=_is_pair),
             compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
             interpret=interpret,
+            input_output_aliases=places,
             name="few_queries",
         )(*operands)
 
@@ -134,32 +156,62 @@ def few_queries_on_gpu(
             (None, None, *shape), lambda tile, head, row: (row, head, *(0 for _ in shape))
         )
 
-    flat = pl.BlockSpec((None, width * heads, dim), lambda tile, head, row: (row, 0, 0))
+    def flat(count: int) -> Any:
+        return pl.BlockSpec((None, width * count, dim), lambda tile, head, row: (row, 0, 0))
+
     kept = of_head(slots, dim)
     if table is not None:
-        whole = (len(keys), None, keys.shape[2], dim)
-        kept = pl.BlockSpec(whole, lambda tile, head, row: (0, head, 0, 0))
-    tables = [] if table is None else [table.astype(jnp.int32)]
-    operands = [query.reshape(batch, width * heads, dim), keys, values, masks, bounds, *tables]
-    specs = [flat, kept, kept, shared(masks), shared(bounds), *map(shared, tables)]
+        pool = (len(keys), None, keys.shape[2], dim)
+        kept = pl.BlockSpec(pool, lambda tile, head, row: (0, head, 0, 0))
+    limits = pl.BlockSpec(bounds.shape, lambda *_: (0,) * bounds.ndim)
+    operands = [query.reshape(batch, width * joined, dim), keys, values, bounds]
+    specs = [flat(joined), kept, kept, limits]
+    if masks is not None:
+        operands.append(masks)
+        specs.append(shared(masks))
+    if table is not None:
+        operands.append(table.astype(jnp.int32))
+        specs.append(shared(table))
+    written: list[Any] = []
+    if start is not None:
+        operands += [query, query, start.astype(jnp.int32)]
+        for first in (heads, heads + key_heads):
+            specs.append(
+                pl.BlockSpec(
+                    (None, width, None, dim),
+                    lambda tile, head, row, first=first: (row, 0, first + head, 0),
+                )
+            )
+        specs.append(pl.BlockSpec((batch,), lambda *_: (0,)))
+        written = [(jax.ShapeDtypeStruct(x.shape, x.dtype), kept) for x in (keys, values)]
     given = [] if sinks is None else [sinks.astype(jnp.float32)]
     sunk = [pl.BlockSpec((heads,), lambda tile, head, row: (0,)) for _ in given]
-    mixed = jax.ShapeDtypeStruct((batch, width * heads, dim), query.dtype), flat
+    mixed = jax.ShapeDtypeStruct((batch, width * heads, dim), query.dtype), flat(heads)
     scoring = functools.partial(_scored, scale=scale, softcap=softcap)
     if sizes.chunks == 1:
         kernel = functools.partial(_whole, scoring)
-        made = call(kernel, sizes.tiles, operands + given, specs + sunk, mixed)
-        return made.reshape(batch, width, heads * dim)
+        places = {1: 1, 2: 2} if written else {}
+        out = [mixed, *written]
+        made = call(kernel, sizes.tiles, operands + given, specs + sunk, out, places)
+        return _shaped(made[0], batch, width, made[1:])
     rows = sizes.tiles * _ROWS
     parts = [
         (jax.ShapeDtypeStruct((batch, key_heads, *shape), jnp.float32), of_head(*shape))
         for shape in ((sizes.chunks, rows), (sizes.chunks, rows), (sizes.chunks, rows, dim))
     ]
     kernel = functools.partial(_of_chunk, scoring)
-    sums = call(kernel, sizes.tiles * sizes.chunks, operands, specs, parts)
-    specs = [*(spec for _, spec in parts), shared(bounds), *sunk]
-    made = call(_joined, sizes.tiles, [*sums, bounds, *given], specs, mixed)
-    return made.reshape(batch, width, heads * dim)
+    places = {1: 3, 2: 4} if written else {}
+    out = [*parts, *written]
+    sums = call(kernel, sizes.tiles * sizes.chunks, operands, specs, out, places)
+    specs = [*(spec for _, spec in parts), limits, *sunk]
+    operands = [*sums[:3], bounds, *given]
+    (made,) = call(_joined, sizes.tiles, operands, specs, [mixed], {})
+    return _shaped(made, batch, width, sums[3:])
+
+
+def _shaped(mixed: Array, batch: int, width: int, written: Any) -> Any:
+    made = mixed.reshape(batch, width, -1)
+    return (made, *written) if written else made
 
 
 _Sums = tuple[Array, Array, Array]
@@ -175,12 +227,26 @@ class _Sizes:
     dim: int
     block: int  # slots
     chunks: int
-    page: int | None = None  # slots
+    page: int | None  # slots
+    stride: int  # from the first head of a token to that of the next one
+    writes: bool = False  # the tokens' keys and values
+    fenced: bool = True  # a barrier stands behind what is written
+    from_start: bool = False  # the bounds are the slots of the first tokens
+    causal: bool = False  # a token sees all slots up to its own
 
     @property
     def tiles(self) -> int:
         """The number of programs for the queries of a key head."""
         return -(-self.width * self.groups // _ROWS)
+
+    def limits(self, bounds: Any) -> tuple[Array, Array]:
+        """Returns the first block that the program's row reads, and the one behind the last."""
+        from jax.experimental import pallas as pl
+
+        row = pl.program_id(2) if bounds.shape[0] > 1 else 0  # all rows may share the masks
+        if not self.from_start:
+            return bounds[row, 0], bounds[row, 1]
+        return jnp.int32(0), (bounds[row] + self.width + self.block - 1) // self.block
 
     def queries(self, tile: Array) -> tuple[Array, Array]:
         """Returns the tokens and the heads of the queries of a program.
@@ -209,12 +275,10 @@ def _whole(scoring: Any, sizes: _Sizes, query: Any, *others: Any) -> None:
     """Computes `_ROWS` queries of a key head; the arguments are references to a row's arrays."""
     from jax.experimental import pallas as pl
 
-    keys, values, visible, bounds, *sinks, out = others
-    table = None if sizes.page is None else sinks.pop(0)
+    arrays, bounds, sinks, (out, *_) = _opened(sizes, query, others, 1, 0, None)
     token, head = sizes.queries(pl.program_id(0))
     begun = _begun(sizes, head, sinks)
-    arrays = query, keys, values, visible, table
-    sums = _added(scoring, sizes, arrays, token, head, bounds[0], bounds[1], begun)
+    sums = _added(scoring, sizes, arrays, token, head, *sizes.limits(bounds), begun)
     _store(sizes, out, token, head, sums)
 
 
@@ -223,13 +287,14 @@ def _of_chunk(scoring: Any, sizes: _Sizes, query: Any, *others: Any) -> None:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    keys, values, visible, bounds, *tables, most, total, mixed = others
     tile, chunk = pl.program_id(0) % sizes.tiles, pl.program_id(0) // sizes.tiles
+    arrays, bounds, _, out = _opened(sizes, query, others, 3, chunk * _CHUNK, _CHUNK)
+    most, total, mixed = out[:3]
     token, head = sizes.queries(tile)
     blocks = _CHUNK // sizes.block
-    first = jnp.maximum(bounds[0], chunk * blocks)
-    last = jnp.minimum(bounds[1], (chunk + 1) * blocks)
-    arrays = query, keys, values, visible, tables[0] if tables else None
+    first, last = sizes.limits(bounds)
+    first = jnp.maximum(first, chunk * blocks)
+    last = jnp.minimum(last, (chunk + 1) * blocks)
     begun = _begun(sizes, head, [])
     sums = _added(scoring, sizes, arrays, token, head, first, last, begun)
     row = tile * _ROWS + jnp.arange(_ROWS)
@@ -238,6 +303,49 @@ def _of_chunk(scoring: Any, sizes: _Sizes, query: Any, *others: Any) -> None:
     triton.store(total.at[here, row], sums[1])
     rows, numbers = sizes.numbers(row)
     triton.store(mixed.at[jnp.full(rows.shape, chunk), rows, numbers], sums[2])
+
+
+def _opened(
+    sizes: _Sizes, query: Any, others: Any, results: int, first: Array | int, slots: int | None
+) -> tuple[tuple[Any, ...], Any, list[Any], list[Any]]:
+    """Writes the tokens' keys and values into the slots from `first` on, and sorts references.
+
+    Returns:
+      What `_added` reads, the bounds, the sinks, and where the results are stored.
+    """
+    keys, values, bounds, *rest = others
+    visible = None if sizes.causal else rest.pop(0)
+    count = results + 2 * sizes.writes
+    out, rest = rest[-count:], rest[:-count]
+    table = None if sizes.page is None else rest.pop(0)
+    if sizes.writes:
+        *made, start = (rest.pop(0) for _ in range(3))
+        keys, values = out[results:]
+        for kept, new in zip((keys, values), made, strict=True):
+            _write(sizes, kept, new, start, first, slots)
+        if sizes.fenced:
+            from jax.experimental.pallas import triton
+
+            triton.debug_barrier()  # the other threads of this program read what is written
+    return (query, keys, values, visible, table, bounds), bounds, rest, out
+
+
+def _write(
+    sizes: _Sizes, kept: Any, new: Any, start: Any, first: Array | int, slots: int | None
+) -> None:
+    """Writes the tokens whose slots are among the `slots` (None: all) from `first` on."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    shape = 1 << (sizes.width - 1).bit_length(), sizes.dim  # Triton's arrays have powers of two
+    token = jnp.broadcast_to(jnp.arange(shape[0])[:, None], shape)
+    number = jnp.broadcast_to(jnp.arange(shape[1])[None], shape)
+    slot = start[pl.program_id(2)] + token
+    here = token < sizes.width
+    if slots is not None:
+        here &= (slot >= first) & (slot < first + slots)
+    x = triton.load(new.at[token, number], mask=here, other=0.0)
+    triton.store(kept.at[slot, number], x.astype(kept.dtype), mask=here)
 
 
 def _joined(sizes: _Sizes, *references: Any) -> None:
@@ -260,8 +368,9 @@ def _joined(sizes: _Sizes, *references: Any) -> None:
         return higher, sums[1] * before + total * now, added
 
     blocks = _CHUNK // sizes.block
-    last = (bounds[1] + blocks - 1) // blocks
-    sums = jax.lax.fori_loop(bounds[0] // blocks, last, step, _begun(sizes, head, sinks))
+    first, last = sizes.limits(bounds)
+    last = (last + blocks - 1) // blocks
+    sums = jax.lax.fori_loop(first // blocks, last, step, _begun(sizes, head, sinks))
     _store(sizes, out, token, head, sums)
 
 
@@ -290,10 +399,12 @@ def _added(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    query, keys, values, visible, table = arrays
-    asked = triton.load(query.at[sizes.numbers(token * sizes.heads + head)])
+    query, keys, values, visible, table, bounds = arrays
+    asked = triton.load(query.at[sizes.numbers(token * sizes.stride + head)])
     shape = _ROWS, sizes.block
     tokens = jnp.broadcast_to(token[:, None], shape)
+
+    own = bounds[pl.program_id(2)] if sizes.causal else 0  # the slot of the first token
 
     def block(kept: Any, start: Array) -> Array:
         if sizes.page is None:
@@ -306,7 +417,10 @@ def _added(
         most, total, mixed = sums
         start = number * sizes.block
         slots = jnp.broadcast_to(start + jnp.arange(sizes.block)[None], shape)
-        seen = triton.load(visible.at[tokens, slots]) != 0
+        if sizes.causal:
+            seen = slots <= own + tokens
+        else:
+            seen = triton.load(visible.at[tokens, slots]) != 0
         scores = scoring(_product(asked, block(keys, start), 1))
         higher = jnp.maximum(most, jnp.where(seen, scores, _LEAST).max(1))
         weights = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0)

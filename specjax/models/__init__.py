@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         Transformer,
         head_matrix,
         run_layers,
+        shapes_of,
     )
     from specjax.models.vocabulary import on_target
 
@@ -141,6 +142,7 @@ __all__ = [
     "route",
     "run_layer",
     "run_layers",
+    "shapes_of",
     "splits_layers",
     "with_exact_states",
 ]

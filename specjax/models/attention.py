@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax import kernels
 from specjax._internal.platforms import Device, by_platform, on_cpu, on_cuda, runs_triton
-from specjax.caches import Pages
+from specjax.caches import KVCache, Memory, Pages
 from specjax.models.products import float32_dot_general
 
 _CAUSAL_BLOCK = 64
@@ -154,6 +154,98 @@ def gpu_attend(
         return of_slots(query, keys.pool, values.pool, visible, table=keys.table)
 
     return on_cuda(of_pages if paged else of_slots, other, query, keys, values, visible)
+
+
+def gpu_stage_and_attend(
+    query: Array,
+    new_keys: Array,
+    new_values: Array,
+    memory: Memory,
+    visible: Array | None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    window: int | None = None,
+) -> tuple[Array, tuple[Array, Array]]:
+    """Stages the tokens' keys and values [B, N, K, D], and computes `gpu_attend`.
+
+    For few tokens on an NVIDIA GPU one kernel does both.
+
+    Args:
+      visible: as for `attend`; None: a token sees what is committed, the tokens before it, and
+        itself; only for a `KVCache`.
+      window: None: a token sees all that is committed.
+
+    Returns:
+      What `gpu_attend` returns, and all keys and values, as `Memory.stage` returns them.
+    """
+
+    joins = (
+        type(memory) is KVCache
+        and memory.sharding is None
+        and query.dtype == new_keys.dtype == new_values.dtype
+        and kernels.takes_attention_on_gpu(query, memory.keys[0], memory.values[0])
+    )
+    of_arrays = memory, query, new_keys, new_values, visible, sinks
+    if joins:
+        return _stage_and_attend(*of_arrays, scale, softcap, window)
+    return _stage_then_attend(*of_arrays, scale, softcap)
+
+
+def _stage_then_attend(
+    memory: Any,
+    query: Array,
+    new_keys: Array,
+    new_values: Array,
+    visible: Array | None,
+    sinks: Array | None,
+    scale: float | None,
+    softcap: float | None,
+) -> tuple[Array, tuple[Array, Array]]:
+    if visible is None:
+        visible = memory.visible(memory.next_positions(query.shape[1]))
+    keys, values = memory.stage(new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2))
+    return gpu_attend(query, keys, values, visible, scale, softcap, sinks), (keys, values)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(6, 7, 8))
+def _stage_and_attend(
+    memory: KVCache,
+    query: Array,
+    new_keys: Array,
+    new_values: Array,
+    visible: Array | None,
+    sinks: Array | None,
+    scale: float | None,
+    softcap: float | None,
+    window: int | None,
+) -> tuple[Array, tuple[Array, Array]]:
+    factor = query.shape[3] ** -0.5 if scale is None else scale
+
+    def joined(memory: Any, *arrays: Any) -> tuple[Array, tuple[Array, Array]]:
+        query, new_keys, new_values, visible, sinks = arrays
+        together = jnp.concatenate([query, new_keys, new_values], axis=2)  # by one kernel
+        mixed, keys, values = kernels.few_queries_on_gpu(
+            together, memory.keys[0], memory.values[0], visible, factor, softcap, sinks,
+            start=memory.length, whole=window is None,
+        )  # fmt: skip
+        return mixed, (keys, values)
+
+    apart: Callable[..., Any] = functools.partial(_stage_then_attend, scale=scale, softcap=softcap)
+    return on_cuda(joined, apart, memory, query, new_keys, new_values, visible, sinks)
+
+
+@_stage_and_attend.defjvp
+def _(
+    scale: float | None,
+    softcap: float | None,
+    window: int | None,
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+) -> Any:
+    del window
+    apart = functools.partial(_stage_then_attend, scale=scale, softcap=softcap)
+    return jax.jvp(apart, primals, tangents)
 
 
 def _jvp(

@@ -47,6 +47,7 @@ class LinenModel(Model[Weights, KVCache]):
             max_positions=module.max_positions,
             num_taps=module.num_taps,
             sparse=getattr(module, "sparse", False),
+            triton=getattr(module, "triton", False),
         )
 
     def init(self, key: Array) -> Weights:

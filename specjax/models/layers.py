@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 from jax import Array
 from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 
-from specjax._internal.platforms import by_platform, on_cpu, on_gpu, on_tpu
+from specjax import kernels
+from specjax._internal.platforms import by_platform, on_cpu, on_cuda, on_gpu, on_tpu
 from specjax.models.config import TransformerConfig
 from specjax.models.products import dot_general
 
@@ -34,12 +37,20 @@ def named_param(
     module: nn.Module, name: str, init: Initializer, axes: tuple[str, ...], shape: tuple[int, ...]
 ) -> Array:
     """Makes a parameter of `module` whose axes have names, for `parallel.sharding`."""
+    if module.has_variable("params", name):
+        # Linen would trace the initialiser of each parameter in each pass, to compare the shapes.
+        held = nn.meta.unbox(module.get_variable("params", name))
+        if isinstance(held, Array) and held.shape == shape:
+            return held
     boxed = nn.with_logical_partitioning(init, axes)
     return cast(Array, module.param(name, boxed, shape))  # Linen unboxes it
 
 
 class Dense(nn.Module):
-    """A linear map y = x W (+ b): `kernel` [in, out], or `transposed` `weight` [out, in]."""
+    """A linear map y = x W (+ b): `kernel` [in, out], or `transposed` `weight` [out, in].
+
+    With `in_parts` it returns float32 arrays [P, ..., out], of which y is the sum; without a bias.
+    """
 
     features: int
     axes: tuple[str, str]
@@ -47,6 +58,7 @@ class Dense(nn.Module):
     scale: float = 0.02
     dot_general: Callable[..., Array] = dot_general
     transposed: bool = False
+    in_parts: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -54,11 +66,38 @@ class Dense(nn.Module):
         init = nn.initializers.normal(self.scale)
         shape = (x.shape[-1], self.features)[::turn]
         kernel = named_param(self, name, init, self.axes[::turn], shape)
+        if self.in_parts:
+            return _product_in_parts(x, kernel, summed)
         y = self.dot_general(x, kernel, (((x.ndim - 1,), (summed,)), ((), ())))
         if self.use_bias:
             zeros = nn.initializers.zeros_init()
             y = y + named_param(self, "bias", zeros, self.axes[1:], (self.features,))
         return y
+
+
+def _product_in_parts(x: Array, kernel: Array, summed: int) -> Array:
+    """Returns products [P, ..., out] with the P parts of a matrix, cut along its axis `summed`."""
+    parts = kernels.parts_of_products(kernel.shape[summed])
+    rows = x.reshape(-1, parts, x.shape[-1] // parts)
+    shape = [*kernel.shape]
+    shape[summed : summed + 1] = parts, shape[summed] // parts
+    dimensions = ((2,), (summed + 1,)), ((1,), (summed,))
+    made = jax.lax.dot_general(
+        rows, kernel.reshape(shape), dimensions, preferred_element_type=jnp.float32
+    )
+    return made.reshape(parts, *x.shape[:-1], -1)
+
+
+@struct.dataclass
+class Pending:
+    """A residual stream [B, N, E] to which the sum of `parts` [P, B, N, E] is still to be added."""
+
+    stream: Array
+    parts: Array  # float32
+    before: Array | None = None  # the stream before the layer that made the parts
+
+    def sum(self) -> Array:
+        return self.stream + self.parts.sum(0).astype(self.stream.dtype)
 
 
 def apart(y: Array) -> Array:
@@ -131,13 +170,17 @@ class Norm(nn.Module):
     eps: float | None = None
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array | Pending) -> Any:
+        """Returns the norm; of a `Pending` of few rows a pair: the sum, and its norm."""
         c, kind = self.config, self.kind or self.config.norm
         axes = (self.axis,) if isinstance(self.axis, str) else self.axis
-        shape = x.shape[-len(axes) :]
+        stream = x.stream if isinstance(x, Pending) else x
+        shape = stream.shape[-len(axes) :]
         eps = c.norm_eps if self.eps is None else self.eps
         init = nn.initializers.constant(1.0 - c.norm_offset)
         weight = named_param(self, "weight", init, axes, shape)
+        if isinstance(x, Pending):
+            return _summed_norm(x, weight, eps, c.norm_offset)
         y = x.astype(jnp.float32)
         if kind != "rms":
             y = y - jnp.mean(y, axis=-1, keepdims=True)
@@ -147,9 +190,34 @@ class Norm(nn.Module):
             return (y * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
         if kind == "centred":
             return (y * weight.astype(jnp.float32)).astype(x.dtype)
-        if c.norm_offset:  # Gemma rounds after the product, Llama before it
-            return (y * (c.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
-        return weight * y.astype(x.dtype)
+        return _weighted(y, weight, c.norm_offset, x.dtype)
+
+
+def _weighted(y: Array, weight: Array, offset: float, dtype: DTypeLike) -> Array:
+    if offset:  # Gemma rounds after the product, Llama before it
+        return (y * (offset + weight.astype(jnp.float32))).astype(dtype)
+    return weight * y.astype(dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _summed_norm(x: Pending, weight: Array, eps: float, offset: float) -> tuple[Array, Array]:
+    """Returns the sum, and its RMS norm; by one kernel on an NVIDIA GPU."""
+
+    def together(x: Pending, weight: Array) -> tuple[Array, Array]:
+        return kernels.summed_norm_on_gpu(x.stream, x.parts, weight, eps, offset)
+
+    apart = functools.partial(_sum_then_norm, eps=eps, offset=offset)
+    return on_cuda(together, apart, x, weight)
+
+
+def _sum_then_norm(x: Pending, weight: Array, eps: float, offset: float) -> tuple[Array, Array]:
+    stream = x.sum()
+    return stream, _weighted(unit_rms(stream, eps), weight, offset, stream.dtype)
+
+
+@_summed_norm.defjvp
+def _(eps: float, offset: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+    return jax.jvp(functools.partial(_sum_then_norm, eps=eps, offset=offset), primals, tangents)
 
 
 def unit_rms(x: Array, eps: float) -> Array:

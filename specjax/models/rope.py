@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from specjax._internal.checks import chosen, flag, real, typed
-from specjax._internal.platforms import on_cpu
+from specjax._internal.platforms import by_platform
 
 _NUMBERS = {
     "theta": "(1, 3.4e38]",
@@ -86,7 +86,8 @@ class Rope:
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
         found = jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude
         if self.kind != "none":
-            found = on_cpu(_computed_once, jax.lax.optimization_barrier, found)
+            forms = {"cpu": _computed_once, "cuda": _by_one_kernel, "rocm": _by_one_kernel}
+            found = by_platform(forms, jax.lax.optimization_barrier, found)
         if not self.growth:
             return found
         reached = positions[..., None, None] + int(self.counted_from_one)
@@ -107,6 +108,11 @@ def _computed_once(found: tuple[Array, Array]) -> tuple[Array, Array]:
         both.reshape(-1, size), np.eye(size, dtype=np.float32), dimensions, precision="highest"
     ).reshape(both.shape)
     return same[0], same[1]
+
+
+def _by_one_kernel(found: tuple[Array, Array]) -> tuple[Array, Array]:
+    both = jax.lax.optimization_barrier(jnp.stack(found))
+    return both[0], both[1]
 
 
 def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:

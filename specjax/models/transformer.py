@@ -19,6 +19,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
+from specjax import kernels
 from specjax._internal.platforms import platform_of_shapes
 from specjax.caches import (
     Both,
@@ -34,7 +35,7 @@ from specjax.caches import (
 from specjax.models import feed_forward
 from specjax.models.attention import attend, cpu_attend, gpu_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import Dense, Norm, look_up, named_param, scaled
+from specjax.models.layers import Dense, Norm, Pending, look_up, named_param, scaled
 from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.per_layer import Embedded, PerLayerInput
 from specjax.models.products import dot_general
@@ -56,26 +57,31 @@ class Layer(nn.Module):
     index: int
     dense: Callable[..., Dense]
     attend: Callable[..., Array] = attend
+    pends: bool = False
 
     @nn.compact
     def __call__(
         self,
-        x: Array,
+        x: Array | Pending,
         rotations: Rotations,
         memory: _Memory,
         visible: _Visible,
         embedded: Embedded | None = None,
-    ) -> tuple[Array, Written]:
+    ) -> tuple[Array | Pending, Written]:
         """Returns the stream [B, N, E] after the layer, and the layer's cache; as its mixer does.
 
         Args:
-          x: [B, N, E].
+          x: [B, N, E].  If the layer `pends`, the stream that it returns is a `Pending`, and so may
+            be x: the next norm does the addition.
           rotations, memory: as for `models.mixers.attention.Attention`.
           visible: as there.  For a mixer with a state it is [B or 1, N, N] and has the ancestors of
             each token among the N, itself included.  For a mixer beside attention it is a pair:
             that of attention, and the ancestors.
           embedded: of the tokens, if the layer has a table of its own.
         """
+        if self.pends:
+            return self._pending(x, rotations, cast(_Slots, memory), cast(Array | None, visible))
+        assert not isinstance(x, Pending)
         x, written = self._branches(x, rotations, memory, visible)
         if embedded is not None:
             x = PerLayerInput(self.config, self.dense, name="per_layer")(x, embedded)
@@ -126,6 +132,21 @@ class Layer(nn.Module):
             added = norm("mlp_own_norm", added) + chosen
         x = x + branch(norm("mlp_post_norm", added) if after else added)
         return norm("mlp_post_norm", x) if order == "after" else x, written
+
+    def _pending(
+        self, x: Array | Pending, rotations: Rotations, slots: _Slots, visible: Array | None
+    ) -> tuple[Pending, Written]:
+        """Computes the layer, with products in parts that a norm adds to the stream."""
+        c, norm = self.config, Norm(self.config, name="attention_norm")
+        stream, normed = norm(x) if isinstance(x, Pending) else (x, norm(x))
+        attention = Attention(
+            c, c.window_of(self.index), self.dense, self.attend, in_parts=True, name="attention"
+        )
+        mixed, written = attention(normed, rotations, slots, visible)
+        between, normed = Norm(c, name="mlp_norm")(Pending(stream, mixed))
+        size = c.mlp_size_of(self.index)
+        mlp = feed_forward.MLP(c, self.dense, size, in_parts=True, name="mlp")
+        return Pending(between, mlp(normed), stream), written
 
     def _experts(self, name: str) -> feed_forward.Experts:
         if self.attend is cpu_attend:
@@ -178,6 +199,7 @@ class Transformer(nn.Module):
       head_tokens: the columns of an output matrix that has a part of the vocabulary; `columns` [V]
         has that of each token, or -1, and the logits of the other tokens are -inf.  None: it has
         all tokens.
+      once: have only the first layer of each kind, for `shapes_of`.
     """
 
     config: TransformerConfig
@@ -187,6 +209,7 @@ class Transformer(nn.Module):
     remat: bool = False
     attend: Callable[..., Array] = attend
     head_tokens: int | None = None
+    once: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -204,6 +227,11 @@ class Transformer(nn.Module):
     def sparse(self) -> bool:
         """Whether a layer has experts, of which a token uses a few."""
         return any(map(self.config.is_sparse, range(self.config.num_layers)))
+
+    @property
+    def triton(self) -> bool:
+        """Whether the model is on one GPU for which kernels of our own are compiled."""
+        return self.attend is gpu_attend
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache | HybridCache:
         """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
@@ -276,14 +304,22 @@ class Transformer(nn.Module):
             embedded = Embedded(tokens, x, weights)
 
         block = nn.remat(Layer) if self.remat else Layer
-        layers = [block(c, i, dense, self.attend, name=f"layer_{i}") for i in range(c.num_layers)]
-        called: Sequence[Callable[..., tuple[Array, Written]]] = layers
+        pends = cache is not None and self._pends(tokens)
+        each = sorted(set(first_of_kinds(c))) if self.once else range(c.num_layers)
+        layers = [block(c, i, dense, self.attend, pends, name=f"layer_{i}") for i in each]
+        called: Sequence[Callable[..., tuple[Any, Written]]] = layers
         watched = self.is_initializing() or self.is_mutable_collection("intermediates")
         if isinstance(x, Tracer) and not (self.remat or watched):
             called = traced_by_kind(c, layers, self.variables["params"])
-        streams, cache = run_layers(c, called, x, positions, cache, mask, embedded)
+        streams, cache = run_layers(
+            c.keep(each) if self.once else c, called, x, positions, cache, mask, embedded,
+            self.triton and not watched,
+        )  # fmt: skip
         x = streams[-1]
-        hidden = Norm(c, name="norm")(x) if c.final_norm else x
+        if pends:
+            streams[-1], hidden = Norm(c, name="norm")(x)
+        else:
+            hidden = Norm(c, name="norm")(x) if c.final_norm else x
         streams.append(hidden)
         if c.embedding_size is not None:
             hidden = linear("project_out", size, ("embed", "embed_in"))(hidden)
@@ -308,6 +344,35 @@ class Transformer(nn.Module):
             logits, hidden, features = jax.tree.map(lambda x: x[:, :1], (logits, hidden, features))
         return ModelOutput(logits, hidden, cache, features)
 
+    def _pends(self, tokens: Array) -> bool:
+        """Returns whether the layers leave their additions to norms, by a kernel for a GPU."""
+        c = self.config
+        each = range(c.num_layers)
+        plain = all(
+            c.norm_order_of(i) == "pre"
+            and c.branch_of(i) == "both"
+            and c.mixer_of(i) is None
+            and not c.is_sparse(i)
+            for i in each
+        )
+        return (
+            self.triton
+            and self.dot_general is dot_general
+            and not self.is_initializing()
+            and tokens.size <= kernels.MOST_NORMED_ROWS
+            and plain
+            and c.norm == "rms"
+            and c.final_norm
+            and c.branch_scale == c.down_scale == 1.0
+            and not (c.out_bias or c.mlp_bias or c.layer_scale or c.per_layer_size)
+            and not any(map(_is_boxed, jax.tree.leaves(self.variables, is_leaf=_is_boxed)))
+        )
+
+
+def _is_boxed(leaf: object) -> bool:
+    """Returns whether a parameter is rounded, and no array."""
+    return isinstance(leaf, nn.meta.AxisMetadata)
+
 
 def traced_by_kind(
     c: TransformerConfig, layers: Sequence[Layer], params: Mapping[str, Any]
@@ -322,27 +387,54 @@ def traced_by_kind(
       layers: of a module.
       params: that module's, with `layer_0` and so on.
     """
-    kinds = [c.kind_of(i) for i in range(c.num_layers)]
-    first = {kind: kinds.index(kind) for kind in set(kinds)}
+    firsts = first_of_kinds(c)
 
     def function(layer: Layer) -> Callable[..., tuple[Array, Written]]:
         alone = layer.clone(parent=None)
         return jax.jit(lambda own, *given: alone.apply({"params": own}, *given))
 
-    functions = {kind: function(layers[i]) for kind, i in first.items()}
+    functions = {i: function(layers[i]) for i in set(firsts)}
     return [
-        functools.partial(functions[kind], params[f"layer_{i}"]) for i, kind in enumerate(kinds)
+        functools.partial(functions[first], params[f"layer_{i}"]) for i, first in enumerate(firsts)
     ]
+
+
+def first_of_kinds(c: TransformerConfig) -> list[int]:
+    """Returns for each layer the first one of its kind."""
+    kinds = [c.kind_of(i) for i in range(c.num_layers)]
+    return list(map(kinds.index, kinds))
+
+
+def shapes_of(module: nn.Module) -> Any:
+    """Returns the shapes of a module's parameters, with their names of axes, as `init` makes them.
+
+    Of a transformer only the first layer of each kind is traced: tracing all layers takes as long
+    as much of a first call.
+    """
+    tokens = jnp.zeros((1, 1), jnp.int32)
+
+    def traced(module: nn.Module) -> Any:
+        return jax.eval_shape(module.init, jax.random.key(0), tokens, tokens)["params"]
+
+    if not isinstance(module, Transformer):
+        return traced(module)
+    c = module.config
+    if any(c.owner_of(i) != i for i in range(c.num_layers)):
+        return traced(module)  # a layer reads keys of one that may be left out
+    made = traced(module.clone(once=True))
+    layers = {f"layer_{i}": made[f"layer_{first}"] for i, first in enumerate(first_of_kinds(c))}
+    return {**made, **layers}
 
 
 def run_layers(
     c: TransformerConfig,
-    layers: Sequence[Callable[..., tuple[Array, Written]]],
+    layers: Sequence[Callable[..., tuple[Any, Written]]],
     x: Array,
     positions: Array,
     cache: KVCache | HybridCache | None,
     mask: Array | None,
     embedded: Embedded | None = None,
+    causal: bool = False,
 ) -> tuple[list[Array], KVCache | HybridCache | None]:
     """Runs the layers of a network.
 
@@ -352,6 +444,7 @@ def run_layers(
       x: [B, N, E], the residual stream before the first layer.
       positions, cache, mask: as in `contract.Model.apply`.
       embedded: as for `Layer`.
+      causal: give attention no mask where it follows from the cache, since it computes its own.
 
     Returns:
       The stream before the first layer and after each, and the cache with the tokens staged.
@@ -367,15 +460,20 @@ def run_layers(
     memories = [None if cache is None else cache.layer(leaves[owner]) for owner in owners]
     kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
     visible = {
-        kind: _visible(kind[1], c.chunked, positions, memory, mask, kind[2])
+        kind: None
+        if causal and mask is None and kind[0] is KVCache and kind[1:] == (None, False)
+        else _visible(kind[1], c.chunked, positions, memory, mask, kind[2])
         for kind, memory in dict(zip(kinds, memories, strict=True)).items()
     }
     written: dict[int, Any] = {}
-    streams = [x]
+    streams: list[Any] = [x]
     for i, layer in enumerate(layers):
         turned = rotations[c.rope_of(i), c.rotated_of(i)]
         memory = memories[i] if owners[i] == i else written[owners[i]]
         x, part = layer(x, turned, memory, visible[kinds[i]], embedded)
+        if isinstance(x, Pending):
+            streams[-1] = x.before
+            x = dataclasses.replace(x, before=None)
         streams.append(x)
         if owners[i] == i:
             written[i] = part

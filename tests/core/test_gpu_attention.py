@@ -15,6 +15,7 @@ import pytest
 from attention_kernels import drawn, mask
 
 from specjax import kernels
+from specjax.caches import stage, visible_slots
 from specjax.files.checkpoint import _usual_dtype
 from specjax.kernels import gpu_attention
 from specjax.models import attend, attend_on, cpu_attend, gpu_attend
@@ -80,6 +81,36 @@ def test_pages_are_read_where_they_lie(page, chunk, monkeypatch):
     numbers = jnp.asarray(table.reshape(rows, count), jnp.int32)
     made = jax.jit(few)(query, pages(keys), pages(values), seen, table=numbers)
     np.testing.assert_array_equal(np.asarray(made), np.asarray(wanted))
+
+
+@pytest.mark.parametrize("kind", ["causal", "tree", "window"])
+@pytest.mark.parametrize(("chunk", "dtype"), [(1024, "bfloat16"), (128, "float32")])
+def test_tokens_are_written_before_they_are_read(kind, chunk, dtype, monkeypatch):
+    """The bits are those of the kernel over a cache in which the tokens are staged, and so is the
+    cache; also where the tokens are in two chunks."""
+    monkeypatch.setattr(gpu_attention, "_CHUNK", chunk)
+    monkeypatch.setattr(gpu_attention, "_UNCUT", chunk)
+    rows, width, _, key_heads, dim, slots = SHAPE
+    query, keys, values = (jnp.asarray(x, dtype) for x in drawn(SHAPE, "float32"))
+    new = np.random.default_rng(1).standard_normal((2, rows, width, key_heads, dim), np.float32)
+    new_keys, new_values = jnp.asarray(new, dtype)
+    start = jnp.array([126, slots - width], jnp.int32)
+    staged = [
+        stage(old, x.swapaxes(1, 2), start) for old, x in ((keys, new_keys), (values, new_values))
+    ]
+    tree = np.tril(np.ones((width, width), bool))
+    tree[3, 1:3] = False
+    seen = visible_slots(start, width, slots, jnp.asarray(tree[None]) if kind == "tree" else None)
+    if kind == "window":
+        seen &= jnp.arange(slots) > start[:, None, None] - 70
+    few = functools.partial(kernels.few_queries_on_gpu, scale=SCALE, interpret=True)
+    wanted = jax.jit(few)(query, *staged, seen)
+    together = jnp.concatenate([query, new_keys, new_values], axis=2)
+    given = None if kind == "causal" else seen
+    writing = functools.partial(few, whole=kind != "window")
+    made = jax.jit(writing)(together, keys, values, given, start=start)
+    for found, other in zip(made, (wanted, *staged), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(other))
 
 
 @pytest.mark.parametrize(

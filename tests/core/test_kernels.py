@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
+import pathlib
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,9 @@ import pytest
 from few_rows import SUMMED, check_loaded, check_other_processor, drawn
 
 from specjax import kernels
-from specjax.kernels import available
+from specjax.kernels import available, calling
+from specjax.kernels.columns import Product
+from specjax.kernels.forms import FORMS
 from specjax.models import cpu_dot_general, dot_general
 
 # Sizes below and above those of vectors, blocks of rows, parts and tiles.
@@ -70,6 +75,45 @@ def test_the_loops_for_other_processors_are_right(
 ):
     """`tests/product/test_few_rows.py` has the other dtypes of each."""
     check_other_processor(monkeypatch, dtype, lanes, registers)
+
+
+@contextlib.contextmanager
+def kept_in(folder: pathlib.Path) -> Iterator[None]:
+    names = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
+    before = [getattr(jax.config, name) for name in names]
+    try:
+        for name, value in zip(names, (str(folder), True), strict=True):
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
+
+
+def test_machine_code_is_kept_between_processes(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """What is found is not compiled, and gives the same bits; a file that is cut is made anew."""
+    work, name = Product(FORMS["float32"], calling.machine()), "specjax_kept"
+    x, weights = drawn("float32", 40, 70)
+
+    def product(target: str) -> np.ndarray:
+        with monkeypatch.context() as patched:
+            patched.setattr(available, "made", lambda *kind: target)
+            return np.asarray(jax.jit(lambda *inputs: kernels.few_rows(*inputs, 0))(x, weights))
+
+    with kept_in(tmp_path):
+        calling.register(work, name)
+        (kept,) = tmp_path.iterdir()
+        whole = kept.read_bytes()
+        with monkeypatch.context() as broken:
+            broken.setattr(calling.binding, "create_pass_builder", None)
+            found = calling.address_of(work, name)
+            kept.write_bytes(whole[:-1])
+            with pytest.raises(TypeError):
+                calling.address_of(work, name)
+        calling.address_of(work, name)
+        assert kept.read_bytes() == whole and [*tmp_path.iterdir()] == [kept]
+    jax.ffi.register_ffi_target("specjax_found", calling._capsule(found), platform="cpu")
+    assert product("specjax_found").tobytes() == product(name).tobytes()
 
 
 def test_several_programs_at_once_give_the_same_bits():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -22,6 +23,7 @@ class MLP(nn.Module):
     config: TransformerConfig
     dense: Callable[..., Dense]
     size: int | None = None  # by default `config.mlp_size`
+    in_parts: bool = False  # of the output, as `Dense` returns them; its scale is 1
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -36,6 +38,11 @@ class MLP(nn.Module):
         if c.gated:
             gate = scaled(dense("gate", size, ("embed", "mlp"), c.init_scale)(x), c.gate_scale)
         inner = activated(c, gate, up)
+        if self.in_parts:
+            make = functools.partial(self.dense, in_parts=True)
+            return make(c.hidden_size, ("mlp", "embed"), False, residual_scale(c), name="down")(
+                inner
+            )
         down = dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))
         return scaled(down(inner), c.down_scale)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -12,7 +13,7 @@ from jax.typing import DTypeLike
 
 from specjax._internal.checks import flag, whole
 from specjax.caches import Memory
-from specjax.models.attention import attend, causal_attend
+from specjax.models.attention import attend, causal_attend, gpu_attend, gpu_stage_and_attend
 from specjax.models.config import Mixer, TransformerConfig
 from specjax.models.layers import (
     Dense,
@@ -72,6 +73,7 @@ class Attention(nn.Module):
     attend: Callable[..., Array] = attend
     sizes: AttentionSizes | None = None  # None: those of `config`
     key_scale: float = 1.0
+    in_parts: bool = False  # of the output, as `Dense` returns them
 
     @nn.compact
     def __call__(
@@ -89,7 +91,7 @@ class Attention(nn.Module):
           memory: the layer's cache; None: there is none.  A layer that shares keys and values gets
             those of their owner, with the new ones staged.
           visible: [B or 1, N, S] bool, the slots (without a cache: tokens) that each token attends
-            to; None: causal.
+            to; None: causal.  With a cache only `gpu_attend` takes None.
         """
         c = self.config
         s = self.sizes or AttentionSizes(c.num_kv_heads, c.head_dim)
@@ -124,6 +126,7 @@ class Attention(nn.Module):
         query = prepared("q", project("q", c.num_heads), c.num_heads)
         if rotations is not None and len(rotations) == 3:  # the rope has `growth`
             query = query * rotations[2].astype(query.dtype)
+        fresh: tuple[Array, Array, Memory] | None = None  # that attention stages itself
         if isinstance(memory, tuple):
             keys, values = memory
         else:
@@ -134,13 +137,19 @@ class Attention(nn.Module):
                 v = unit_rms(v, c.norm_eps).astype(v.dtype)
             k = scaled(prepared("k", k, s.num_kv_heads), self.key_scale)
             keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-            if memory is not None:
+            if memory is not None and self.attend is gpu_attend:
+                fresh = k, v, memory
+            elif memory is not None:
                 keys, values = memory.stage(keys, values)
         scaling, sinks = (c.query_scale, c.attention_softcap), None
         if c.sinks:
             init = nn.initializers.normal(c.init_scale)
             sinks = named_param(self, "sinks", init, ("heads",), (c.num_heads,))
-        if visible is None:
+        if fresh is not None:
+            mixed, (keys, values) = gpu_stage_and_attend(
+                query, *fresh, visible, *scaling, sinks, self.window
+            )
+        elif visible is None:
             mixed = causal_attend(query, keys, values, *scaling, self.window, sinks)
         else:
             mixed = self.attend(query, keys, values, visible, *scaling, sinks)
@@ -148,5 +157,6 @@ class Attention(nn.Module):
             wide = c.num_heads * s.head_dim
             gate = self.dense(wide, ("embed", "heads"), c.qkv_bias, c.init_scale, name="gate")(x)
             mixed = mixed * nn.sigmoid(gate)
-        out = self.dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")
+        dense = functools.partial(self.dense, in_parts=True) if self.in_parts else self.dense
+        out = dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")
         return out(mixed), (keys, values)
