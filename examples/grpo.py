@@ -31,7 +31,7 @@ PROMPT, GROUP = 16, 4
 """Tokens of a prompt, and samples of each."""
 
 
-def reward(text: str) -> float:
+def reward(prompt: str, text: str) -> float:
     """Returns the share of the characters that are lower-case letters."""
     return sum(c.islower() for c in text) / max(len(text), 1)
 
@@ -53,8 +53,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     assert tokenizer is not None
     ids = tokenizer.encode(pathlib.Path(specjax.__file__).read_text()).ids
     total = options.steps_per_epoch * options.prompts
-    starts = np.linspace(0, len(ids) - PROMPT, total, dtype=int)
-    texts = [ids[start : start + PROMPT] for start in starts]
+    texts = [ids[n : n + PROMPT] for n in np.linspace(0, len(ids) - PROMPT, total, dtype=int)]
     depth = 0 if options.no_drafts else 8
     sampler = Sampler(target, slots=8, max_new_tokens=options.new_tokens, num_drafts=depth)
     memory, optimizer = Memory(target), optax.adam(options.learning_rate)
@@ -96,14 +95,15 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         words = made.texts
         seconds += time.perf_counter() - started
         memory.put(prompts, words, GROUP)
-        earned = np.array([reward(tokenizer.decode(word)) for word in words], np.float32)
+        asked = [tokenizer.decode(each) for each in prompts for _ in range(GROUP)]
+        earned = np.array([*map(reward, asked, map(tokenizer.decode, words))], np.float32)
         groups = earned.reshape(-1, GROUP)
         spread = groups.std(1, keepdims=True) + 1e-4
         advantage = ((groups - groups.mean(1, keepdims=True)) / spread).reshape(-1, 1)
         prompt = jnp.repeat(jnp.array(prompts, jnp.int32), GROUP, axis=0)
         state["params"], state["moments"] = update(*state.values(), prompt, made, advantage)
-        rewards.append(float(earned.mean()))
-        passes, tokens = passes + made.passes, tokens + sum(map(len, words))
+        rewards, passes = [*rewards, float(earned.mean())], passes + made.passes
+        tokens += sum(map(len, words))
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             memory.save(out / "memory.npz")

@@ -132,6 +132,13 @@ class Sampler:
             for proposer in (drafting, NoProposer())
         }
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """Returns what a text depends on, besides the weights, the prompt and the key."""
+        names = "temperature", "top_k", "top_p", "min_p"
+        sampled = dict(zip(names, self._settings, strict=True))
+        return {**sampled, "max_new_tokens": self.new, "eos": list(self._ends)}
+
     def sample(
         self,
         prompts: Sequence[Sequence[int]],
