@@ -94,7 +94,7 @@ def wanted() -> list[list[list[int]]]:
 
 def test_texts_scores_and_report(command, tmp_path, capsys, monkeypatch):
     """A call that was killed in the middle of a line goes on, and another score decodes nothing."""
-    monkeypatch.setattr(Depths, "best", lambda depths, rows: depths.options[-1])
+    monkeypatch.setattr(Depths, "best", lambda depths, size, rows: (depths.options[-1], 2))
     out = tmp_path / "out"
     report = json.loads(run(capsys, *command, "--out", out, "--json").out)
     texts, rows = wanted(), report["checkpoints"]
