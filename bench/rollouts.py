@@ -34,6 +34,10 @@ LENGTH, BATCH = 128, 8
 """Tokens and texts of a step of training."""
 
 
+_FIRST = 4
+"""Turns before those that count: they compile, and learn what steps take."""
+
+
 class Given(TypedDict, total=False):
     """What the sampler with drafts gets of the old texts."""
 
@@ -114,14 +118,14 @@ def measure(options: RolloutOptions) -> Report:
                     _timed(sampler, prompts, keys, options.samples, params, texts)
                     for sampler, texts in ((plain, Given()), (drafting, given))
                 ]
-                for _ in range(options.rounds + 1)  # the first turn compiles
+                for _ in range(options.rounds + _FIRST)
             ]
             (wanted, _), (made, _) = turns[0]
             texts = made.texts
             if texts != wanted.texts:
                 raise ValueError("a text with drafts differs from plain decoding")
             plainly, drafted = (
-                np.array([turn[which][1] for turn in turns[1:]]) for which in (0, 1)
+                np.array([turn[which][1] for turn in turns[_FIRST:]]) for which in (0, 1)
             )
             ratios = plainly / drafted
             rows.append(

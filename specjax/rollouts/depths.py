@@ -18,11 +18,14 @@ _TOKEN = 0.1
 _KEPT = 5
 """The newest times of which the median counts: another process disturbs single ones."""
 
-_TURN, _MEAN = 0.5, 0.1
+_TURN, _MEAN = 0.5, 0.2
 """The weight of a turn in the acceptance of its row, and in that of all rows."""
 
 _SEEN = 0.2
 """The weight of a token of plain decoding in the acceptance of its row."""
+
+_NEW = 0.9
+"""The share of its promise that counts for a program that must be compiled first."""
 
 _PERIOD = 24
 """Turns without drafts after which a single step has some again."""
@@ -70,7 +73,7 @@ class Depths:
             lambda: collections.deque(maxlen=_KEPT)
         )
         self._compiled = set[tuple[int, int]]()
-        self._typical, self._others, self._plain = 0.9, others, 0
+        self._typical, self._others, self._plain, self._most = 0.9, others, 0, 0
 
     def row(self, expected: Sequence[int]) -> Row:
         """Returns what is known of a row that begins."""
@@ -83,14 +86,18 @@ class Depths:
           size: rows of the batch, those that are done included.
           rows: those that are not done.
         """
-        if self._plain >= _PERIOD and len(self.options) > 1:
-            return self.options[1], 1
+        self._most = max(self._most, size)
+        # Few programs for the last rows: none or all of the drafts.
+        options = self.options if size == self._most else sorted({0, self.options[-1]})
+        if self._plain >= _PERIOD and len(options) > 1 and size == self._most:
+            return options[1], 1
         rates = {
             depth: (len(rows) + sum(self._gain(row, depth) for row in rows))
             / self._seconds(size, depth)
-            for depth in self.options
+            * (1.0 if (size, depth) in self._compiled else _NEW)
+            for depth in options
         }
-        depth = max(self.options, key=lambda depth: rates[depth])
+        depth = max(options, key=lambda depth: rates[depth])
         return depth, 4 if depth < _WIDTHS[2] - 1 else 2
 
     def learn(self, size: int, depth: int, seconds: float) -> None:

@@ -231,10 +231,12 @@ def test_the_depth_follows_acceptance_and_times():
     assert set(turns(depths, [good] * 4, 8)[4:]) == {16}
     assert set(turns(depths, [fair] * 4, 8)[4:]) == {4}
     assert set(turns(depths, [bad] * 4, 20)) == {0}
-    assert set(turns(depths, [fair], 8)[4:]) <= {8, 16}
-    # One row of eight that goes on as expected is no reason to read all rows widely.
-    assert set(turns(depths, [good] + [bad] * 7, 8)) == {0}
-    assert set(turns(depths, [good] * 7 + [bad], 8)[4:]) == {8}
+    assert set(turns(Depths(16), [fair], 8)[4:]) <= {8, 16}
+    # The last rows have none or all of the drafts, so that few programs are compiled.
+    assert set(turns(depths, [good], 4)) == {16} and set(turns(depths, [bad], 4)) == {0}
+    # One row of four that goes on as expected is no reason to read all rows widely.
+    assert set(turns(depths, [good] + [bad] * 3, 8)) == {0}
+    assert set(turns(depths, [good] * 3 + [bad], 8)) == {16}
 
 
 def test_rows_behind_their_expected_text_decode_plainly():
@@ -243,7 +245,7 @@ def test_rows_behind_their_expected_text_decode_plainly():
     ended = Row([5] * 10, 0.99, done=10)
     chosen = turns(depths, [ended] * 4, 60)
     assert {0, 4} == set(chosen) and chosen.count(4) == 2
-    assert turns(depths, [Row([5] * 14, 0.99, done=10)], 1) == [4]
+    assert turns(depths, [Row([5] * 14, 0.99, done=10)] * 4, 1) == [4]
 
 
 def test_acceptance_is_learned_from_drafts_and_from_plain_tokens():
