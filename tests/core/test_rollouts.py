@@ -128,9 +128,9 @@ def test_a_perfect_store_gives_all_drafts_and_a_token():
 @pytest.mark.parametrize("wrong", ["shuffled", "short", "none"])
 def test_wrong_expectations_change_nothing(wrong, monkeypatch):
     """Programs with few, many and no drafts take turns with one state."""
+    texts = fresh("own").texts
     turns = itertools.cycle([(8, 1), (0, 2), (4, 1)])
     monkeypatch.setattr(Depths, "best", lambda *_: next(turns))
-    texts = fresh("own").texts
     given = {
         "shuffled": [*texts[3:], *texts[:3]],
         "short": [text[:4] for text in texts],
