@@ -2,7 +2,8 @@
 
 Weights move by steps of Adam on the files of --data.  The same sampler without drafts takes turns
 with one that expects the texts of the first weights.  Rollouts that were stopped half-way are
-refreshed by --half: only the first half of each old text is expected.
+refreshed by --half: only the first half of each old text is expected.  With --fresh the new samples
+have other keys, and the old texts of their prompt are documents to look up in.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,17 @@ LENGTH, BATCH = 128, 8
 """Tokens and texts of a step of training."""
 
 
+_FIRST = 4
+"""Turns before those that count: they compile, and learn what steps take."""
+
+
+class Given(TypedDict, total=False):
+    """What the sampler with drafts gets of the old texts."""
+
+    expected: list[list[int]]
+    documents: list[list[list[int]]]
+
+
 @dataclasses.dataclass(frozen=True)
 class RolloutOptions(fields.Options):
     """The options of `python -m bench.rollouts`."""
@@ -49,6 +61,7 @@ class RolloutOptions(fields.Options):
     rates: tuple[float, ...] = fields.option((1e-6, 1e-5), "learning rates")
     steps: tuple[int, ...] = fields.option((1, 4), "numbers of steps that the weights are apart")
     half: bool = fields.option(False, "expect the first half of each old text only")
+    fresh: bool = fields.option(False, "draw with fresh keys, as training does")
     rounds: int = fields.option(3, "turns of each sampler")
     json: str | None = fields.option(None, "write the report to this file")
 
@@ -90,7 +103,11 @@ def measure(options: RolloutOptions) -> Report:
         for depth in (0, options.num_drafts)
     )
     old = plain.sample(prompts, keys, samples=options.samples).texts
-    given = [text[: len(text) // 2] for text in old] if options.half else old
+    given: Given = {"expected": [t[: len(t) // 2] for t in old] if options.half else old}
+    if options.fresh:
+        keys = rollout_keys(1, prompts, options.samples, refresh="never")
+        some = options.samples
+        given = {"documents": [old[n * some : (n + 1) * some] for n in range(len(prompts))]}
     rows = []
     for rate in options.rates:
         for steps in options.steps:
@@ -98,17 +115,17 @@ def measure(options: RolloutOptions) -> Report:
             params = _moved(target, ids, rate, steps)
             turns = [
                 [
-                    _timed(sampler, prompts, keys, options.samples, params, expected)
-                    for sampler, expected in ((plain, None), (drafting, given))
+                    _timed(sampler, prompts, keys, options.samples, params, texts)
+                    for sampler, texts in ((plain, Given()), (drafting, given))
                 ]
-                for _ in range(options.rounds + 1)  # the first turn compiles
+                for _ in range(options.rounds + _FIRST)
             ]
             (wanted, _), (made, _) = turns[0]
             texts = made.texts
             if texts != wanted.texts:
                 raise ValueError("a text with drafts differs from plain decoding")
             plainly, drafted = (
-                np.array([turn[which][1] for turn in turns[1:]]) for which in (0, 1)
+                np.array([turn[which][1] for turn in turns[_FIRST:]]) for which in (0, 1)
             )
             ratios = plainly / drafted
             rows.append(
@@ -133,10 +150,10 @@ def _timed(
     keys: jax.Array,
     samples: int,
     params: Weights,
-    expected: Sequence[list[int]] | None,
+    texts: Given,
 ) -> tuple[Rollouts, float]:
     began = time.perf_counter()
-    made = sampler.sample(prompts, keys, samples=samples, params=params, expected=expected)
+    made = sampler.sample(prompts, keys, samples=samples, params=params, **texts)
     jax.block_until_ready(made.tokens)
     return made, time.perf_counter() - began
 

@@ -1,4 +1,4 @@
-"""Plots trees with their acceptance, and reports of `specjax bench`; needs the extra `plot`."""
+"""Plots trees with their acceptance, and reports of commands; needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -151,6 +151,32 @@ def bench(report: Mapping[str, Any]) -> Figure:
             axes.set_ylabel(_FIGURES[name])
     if rows:
         panels[0, 0].legend(fontsize=7)
+    return figure
+
+
+def evaluation(report: Mapping[str, Any]) -> Figure:
+    """Draws a report of `specjax evaluate`: the mean scores, and the differences to the first.
+
+    The bars are 95 % intervals.  Those of differences are paired, and so the shorter ones.
+
+    Returns:
+      A matplotlib `Figure`.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    rows = report["checkpoints"]
+    names = [row["checkpoint"] for row in rows]
+    figure = new_figure(2 + 0.6 * len(rows), 5)
+    above, below = figure.subplots(2, 1, sharex=True)
+    means = [(row["mean"], *(row["interval"] or (row["mean"],) * 2)) for row in rows]
+    gains = [row["to_first"] or (row["mean"] - rows[0]["mean"],) * 3 for row in rows]
+    for axes, points, label in ((above, means, "score"), (below, gains, "over the first")):
+        middle, low, high = np.array(points).T
+        axes.errorbar(range(len(rows)), middle, (middle - low, high - middle), fmt="o-", capsize=3)
+        axes.set_ylabel(label)
+    below.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    below.set_xticks(range(len(rows)), names, rotation=45, ha="right")
     return figure
 
 

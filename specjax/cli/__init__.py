@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": "show the text, the speed, and that no proposer changes a token, on the shipped models",
     "generate": "continue a prompt with speculation, and compare with plain decoding",
     "bench": "measure the acceptance and the speed of proposers, numbers of drafts and rules",
+    "evaluate": "score the texts of checkpoint after checkpoint, with paired intervals",
     "audit": "compare a proposer and a rule with plain decoding; status 1 if a claim is broken",
     "inspect": "describe a published drafter from its configuration and headers, without weights",
     "tune": "measure what drafts cost and gain, and write a plan that generate starts from",

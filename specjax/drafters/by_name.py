@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import inspect
-import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from specjax._internal.checks import reworded, settle, shown
+from specjax._internal.checks import settle, shown
+from specjax._internal.own_code import named, working_directory
 from specjax.contract import Proposer
 from specjax.drafters.adapting import automatic
 from specjax.drafters.arranging import arrange
@@ -137,14 +134,8 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
     Raises:
       ValueError: no such module, no such name in it, or an object of another kind.
     """
-    module, _, attribute = name.partition(":")
-    with _working_directory():
-        # An empty name is a ValueError.
-        kinds = (ImportError, AttributeError, ValueError)
-        with reworded(
-            f"proposer={name!r} cannot be imported (", "); it must be module:Name", kinds
-        ):
-            made = getattr(importlib.import_module(module), attribute)
+    with working_directory():
+        made = named(name, "proposer=")
         if inspect.isclass(made):
             made = made()
         elif inspect.isfunction(made):
@@ -157,21 +148,6 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
         f"proposer={name!r} is {shown(made)}; it must be a specjax.contract.Proposer, a "
         "specjax.Drafter, or a function (target, draft) that returns one"
     )
-
-
-@contextlib.contextmanager
-def _working_directory() -> Iterator[None]:
-    """Searches modules also in the working directory, only within this block."""
-    here = os.getcwd()
-    if here in sys.path:
-        yield
-        return
-    sys.path.append(here)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # the module may have removed it
-            sys.path.remove(here)
 
 
 def _settings(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         read_header,
     )
     from specjax.files.hub import MEDUSA_WEIGHTS, TOKENIZER, find_folder
+    from specjax.files.orbax import is_orbax, restore_part, stored_shapes
     from specjax.files.packed import (
         Packed,
         Scales,
@@ -77,6 +78,7 @@ __all__ = [
     "forms",
     "group_for",
     "headers_once",
+    "is_orbax",
     "listed",
     "load",
     "named",
@@ -93,6 +95,7 @@ __all__ = [
     "refuse_shards",
     "refuse_weights",
     "replacing",
+    "restore_part",
     "rounded",
     "rounded_leaf",
     "rounded_rows",
@@ -100,6 +103,7 @@ __all__ = [
     "rows_of",
     "save",
     "scales_for",
+    "stored_shapes",
     "tensors_of",
     "weight_files",
     "write_rows",

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Any
 
 import jax
 from jax import Array
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from specjax._internal.extras import need
 from specjax.models import LinenModel
 from specjax.parallel import shardings
 from specjax.types import Weights
@@ -58,12 +60,7 @@ def restore_params(
         lambda s, at: jax.ShapeDtypeStruct(s.shape, model.dtype, sharding=at), shapes, placed
     )
     with ocp.StandardCheckpointer() as checkpointer:
-        metadata = checkpointer.metadata(folder)
-        metadata = getattr(metadata, "item_metadata", metadata)  # it depends on Orbax's version
-        stored = {
-            jax.tree_util.keystr(path): tuple(leaf.shape)
-            for path, leaf in _leaves(dict(metadata or {}))
-        }
+        stored = stored_shapes(folder)
         needed = {jax.tree_util.keystr(path): leaf.shape for path, leaf in _leaves(wanted)}
         if stored != needed:
             other = sorted(
@@ -77,6 +74,53 @@ def restore_params(
                 f"{folder} holds parameters of another model:\n  " + "\n  ".join(faults)
             )
         return checkpointer.restore(folder, wanted)
+
+
+def is_orbax(folder: pathlib.Path) -> bool:
+    """Returns whether Orbax wrote a tree of arrays into this folder."""
+    return (folder / "_METADATA").is_file()
+
+
+def stored_shapes(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each array that Orbax wrote into a folder, by its path in the tree.
+
+    Raises:
+      ValueError: Orbax cannot read the folder.
+    """
+    need("orbax", f"reading {folder}", "train")
+    import orbax.checkpoint as ocp
+
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            metadata = checkpointer.metadata(folder.absolute())
+    except Exception as error:  # Orbax, tensorstore and the system raise different types
+        raise ValueError(f"{folder} cannot be read by Orbax: {error}") from error
+    metadata = getattr(metadata, "item_metadata", metadata)  # it depends on Orbax's version
+    return {
+        jax.tree_util.keystr(path): tuple(leaf.shape)
+        for path, leaf in _leaves(dict(metadata or {}))
+        if hasattr(leaf, "shape")
+    }
+
+
+def restore_part(folder: pathlib.Path, wanted: Any) -> Any:
+    """Returns the arrays of a folder that `wanted` names, a tree of `jax.ShapeDtypeStruct`.
+
+    Raises:
+      ValueError: Orbax cannot read them.
+    """
+    import orbax.checkpoint as ocp
+
+    how = ocp.args.PyTreeRestore(
+        item=wanted,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+        partial_restore=True,
+    )
+    try:
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            return checkpointer.restore(folder.absolute(), args=how)
+    except Exception as error:  # Orbax, tensorstore and the system raise different types
+        raise ValueError(f"{folder} cannot be restored by Orbax: {error}") from error
 
 
 def _leaves(tree: object) -> list[tuple[jax.tree_util.KeyPath, Array]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         padded_length,
         read_file,
         read_lines,
+        read_records,
         read_text,
         text_ids,
     )
@@ -54,6 +55,7 @@ __all__ = [
     "prepare",
     "read_file",
     "read_lines",
+    "read_records",
     "read_text",
     "text_ids",
     "tune",

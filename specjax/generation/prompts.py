@@ -64,8 +64,17 @@ def read_lines(path: pathlib.Path) -> list[tuple[int, str]]:
 def read_file(path: pathlib.Path) -> list[str | Conversation]:
     """Returns the prompts of a file.
 
+    Raises:
+      ValueError, OSError: as `read_records`.
+    """
+    return [prompt for prompt, _ in read_records(path)]
+
+
+def read_records(path: pathlib.Path) -> list[tuple[str | Conversation, dict[str, Any]]]:
+    """Returns the prompts of a file, each with the other fields of its line.
+
     A `.jsonl`, `.ndjson` or `.json` file has one JSON object per line, with a text `prompt` or a
-    conversation `messages`.  object other file is one prompt.
+    conversation `messages`.  Any other file is one prompt.
 
     Raises:
       ValueError: the file is not UTF-8, has no prompt, or a line has neither field.
@@ -79,23 +88,24 @@ def read_file(path: pathlib.Path) -> list[str | Conversation]:
         text = read_text(path)
         if not text:
             raise ValueError(f"{path} is empty; a prompt needs at least one character")
-        return [text]
-    prompts: list[str | Conversation] = []
+        return [(text, {})]
+    records: list[tuple[str | Conversation, dict[str, Any]]] = []
     for line_number, line in read_lines(path):
         try:
             fields = json.loads(line)
-            prompt = fields["messages"] if "messages" in fields else fields["prompt"]
-            if not isinstance(prompt, list if "messages" in fields else str):
+            name = "messages" if "messages" in fields else "prompt"
+            prompt = fields[name]
+            if not isinstance(prompt, list if name == "messages" else str):
                 raise TypeError(f"it holds {shown(prompt)}")
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path}, line {line_number}: it must be an object like "
                 f'{{"prompt": "..."}} or {{"messages": [...]}} ({error!r})'
             ) from None
-        prompts.append(prompt)
-    if not prompts:
+        records.append((prompt, {key: value for key, value in fields.items() if key != name}))
+    if not records:
         raise ValueError(f"{path} holds no prompt")
-    return prompts
+    return records
 
 
 def encode_file(target: LanguageModel, path: pathlib.Path) -> list[list[int]]:

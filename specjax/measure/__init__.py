@@ -6,7 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.measure.acceptance import PromptCounts, alpha_and_tau
-    from specjax.measure.intervals import Interval, interval, show
+    from specjax.measure.intervals import Interval, interval, mean_interval, show
     from specjax.measure.machine import describe
     from specjax.measure.meter import Meter
     from specjax.measure.speculation import Counts, Measured, measure, pad, width_for
@@ -33,6 +33,7 @@ __all__ = [
     "describe",
     "first_calls",
     "interval",
+    "mean_interval",
     "measure",
     "median_seconds",
     "medians",

@@ -5,10 +5,25 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
+    from specjax.rollouts.checkpoints import Checkpoint, find_checkpoints
+    from specjax.rollouts.evaluation import Compared, Decoded, Evaluation, compare_scores
     from specjax.rollouts.keys import rollout_keys
     from specjax.rollouts.memory import Memory
     from specjax.rollouts.sampler import Rollouts, Sampler
+    from specjax.rollouts.scoring import Score
 
 __getattr__ = lazily(__name__, __file__)
 
-__all__ = ["Memory", "Rollouts", "Sampler", "rollout_keys"]
+__all__ = [
+    "Checkpoint",
+    "Compared",
+    "Decoded",
+    "Evaluation",
+    "Memory",
+    "Rollouts",
+    "Sampler",
+    "Score",
+    "compare_scores",
+    "find_checkpoints",
+    "rollout_keys",
+]

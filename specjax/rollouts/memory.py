@@ -90,6 +90,14 @@ class Memory:
                 found.append(None if text is None else text.tolist())
         return found
 
+    def documents(self, prompts: Sequence[Sequence[int]], samples: int) -> list[list[list[int]]]:
+        """Returns the kept texts of all samples of each prompt, to look up in with fresh keys."""
+        texts = self.expected(prompts, samples)
+        return [
+            [text for text in texts[n * samples : (n + 1) * samples] if text]
+            for n in range(len(prompts))
+        ]
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the memory to a file; an interrupted call leaves the old file."""
         file = pathlib.Path(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import counted
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 import specjax
 from specjax.rollouts import Memory, Rollouts, Sampler, rollout_keys
-from specjax.rollouts.depths import Depths
+from specjax.rollouts.depths import Depths, Row
 
 PROMPTS = [[5, 9, 7], [11, 3, 8, 2, 40, 17], [30], [5, 9, 7], [4, 4]]
 NEW, SAMPLES = 18, 2
@@ -68,8 +69,9 @@ def test_a_sample_is_that_of_generate():
         np.testing.assert_allclose(found, theirs.raw, rtol=0, atol=1e-5)
 
 
-def test_new_weights_with_old_texts_as_drafts():
+def test_new_weights_with_old_texts_as_drafts(monkeypatch):
     """The result is plain decoding of the new weights, in fewer passes."""
+    monkeypatch.setattr(Depths, "best", deepest)
     old, wanted = fresh("own"), fresh("moved")
     texts = [a == b for a, b in zip(old.texts, wanted.texts, strict=True)]
     assert 0 < sum(texts) < COUNT
@@ -82,8 +84,15 @@ def test_new_weights_with_old_texts_as_drafts():
     np.testing.assert_array_equal(np.asarray(made.ended), np.asarray(wanted.ended))
 
 
-def test_weights_are_data():
-    """Other weights compile nothing, with expected texts and without.  (Fewer rows do, once.)"""
+def deepest(depths: Depths, size: int, rows: list) -> tuple[int, int]:
+    """The most drafts in every step, whatever steps take."""
+    return depths.options[-1], 2
+
+
+def test_weights_are_data(monkeypatch):
+    """Other weights compile nothing, with expected texts and without.  (Fewer rows do, once, and so
+    does a number of drafts.)"""
+    monkeypatch.setattr(Depths, "best", deepest)
     one, few = Sampler(target(), slots=1, max_new_tokens=NEW, num_drafts=8), PROMPTS[:2]
     old = one.sample(few, keys()[:2]).texts
     one.sample(few, keys()[:2], expected=old)
@@ -107,15 +116,27 @@ def test_log_probabilities_are_those_of_a_pass_over_the_text():
         np.testing.assert_allclose(found, wanted[:, 0], rtol=0, atol=1e-5)
 
 
+def test_a_perfect_store_gives_all_drafts_and_a_token():
+    """A pass over K drafts gets K + 1 tokens."""
+    one = Sampler(target(), slots=1, max_new_tokens=NEW, num_drafts=8, eos=[])
+    old = one.sample(PROMPTS[:2], keys()[:2])
+    made = one.sample(PROMPTS[:2], keys()[:2], expected=old.texts)
+    assert made.texts == old.texts and {len(text) for text in made.texts} == {NEW}
+    assert made.passes == 2 * -(-NEW // 9) and old.passes == 2 * NEW
+
+
 @pytest.mark.parametrize("wrong", ["shuffled", "short", "none"])
-def test_wrong_expectations_change_nothing(wrong):
+def test_wrong_expectations_change_nothing(wrong, monkeypatch):
+    """Programs with few, many and no drafts take turns with one state."""
     texts = fresh("own").texts
+    turns = itertools.cycle([(8, 1), (0, 2), (4, 1)])
+    monkeypatch.setattr(Depths, "best", lambda *_: next(turns))
     given = {
         "shuffled": [*texts[3:], *texts[:3]],
         "short": [text[:4] for text in texts],
         "none": [None] * COUNT,
     }
-    assert sample(expected=given[wrong]).texts == texts
+    assert sample(expected=given[wrong], documents=[[text] for text in texts[:5]]).texts == texts
 
 
 def test_keys_say_what_a_sample_is_of():
@@ -177,6 +198,8 @@ def test_bad_calls_are_refused():
         sampler().sample([[5]], keys()[:1], params={"head": np.zeros(3)})
     with pytest.raises(ValueError, match="expected has 1 entries for 2 prompts"):
         sampler().sample([[5], [6]], keys()[:2], expected=[[1]])
+    with pytest.raises(ValueError, match="documents has 1 entries for 2 prompts"):
+        sampler().sample([[5], [6]], keys()[:2], documents=[[[1]]])
     with pytest.raises(ValueError, match="reads at most"):
         sampler().sample([[5] * target().model.max_positions], keys()[:1])
     with pytest.raises(ValueError, match="slots=0"):
@@ -185,23 +208,103 @@ def test_bad_calls_are_refused():
         rollout_keys(0, PROMPTS, refresh=0)
 
 
+def times(size: int, depth: int) -> float:
+    return 1.0 + 0.1 * size * depth
+
+
+def turns(depths: Depths, rows: list[Row], count: int) -> list[int]:
+    """The numbers of drafts that are chosen where steps take `times`."""
+    chosen = []
+    for _ in range(count):
+        depth, steps = depths.best(len(rows), rows)
+        assert steps >= 1
+        depths.learn(len(rows), depth, times(len(rows), depth))
+        chosen.append(depth)
+    return chosen
+
+
 def test_the_depth_follows_acceptance_and_times():
-    """Each number is tried, the best one is taken, and without drafts a few are tried again."""
-    depths = Depths((1, 5, 9), 8)
-    times = {0: 1.0, 4: 1.4, 8: 2.0}
+    """Rows that go on as expected have more drafts than rows that do not, and fewer rows more."""
+    depths = Depths(16)
+    assert depths.options == [0, 4, 8, 16]
+    good, fair, bad = (Row(range(1000), alpha) for alpha in (0.99, 0.8, 0.05))
+    assert set(turns(depths, [good] * 4, 8)[4:]) == {16}
+    assert set(turns(depths, [fair] * 4, 8)[4:]) == {4}
+    assert set(turns(depths, [bad] * 4, 20)) == {0}
+    assert set(turns(Depths(16), [fair], 8)[4:]) <= {8, 16}
+    # The last rows have none or all of the drafts, so that few programs are compiled.
+    assert set(turns(depths, [good], 4)) == {16} and set(turns(depths, [bad], 4)) == {0}
+    # One row of four that goes on as expected is no reason to read all rows widely.
+    assert set(turns(depths, [good] + [bad] * 3, 8)) == {0}
+    assert set(turns(depths, [good] * 3 + [bad], 8)) == {16}
 
-    def turns(count: int, alpha: float) -> list[int]:
-        chosen = []
-        for _ in range(count):
-            chosen.append(depths.best(4))
-            depth = chosen[-1]
-            accepted = sum(alpha**n for n in range(1, depth + 1))
-            depths.learn(4, depth, seconds=times[depth], accepted=accepted)
-        return chosen
 
-    assert set(turns(4, 0.98)) == {0, 4, 8}
-    assert set(turns(10, 0.98)) == {8}
-    assert set(turns(20, 0.6)[3:]) == {4}
-    last = turns(60, 0.1)
-    assert set(last[4:]) == {0, 4} and last.count(0) > 50
-    assert depths.best(2) == 8
+def test_rows_behind_their_expected_text_decode_plainly():
+    """A few drafts are tried again after some time, for one step."""
+    depths = Depths(16)
+    ended = Row([5] * 10, 0.99, done=10)
+    chosen = turns(depths, [ended] * 4, 60)
+    assert {0, 4} == set(chosen) and chosen.count(4) == 2
+    assert turns(depths, [Row([5] * 14, 0.99, done=10)] * 4, 1) == [4]
+
+
+def test_acceptance_is_learned_from_drafts_and_from_plain_tokens():
+    """Both lead to the rate with which tokens are as expected."""
+    depths, rate = Depths(8), 0.7
+    drafted, plain = (Row([1] * 4000, 0.1) for _ in range(2))
+    for _ in range(12):
+        depths.accepted(drafted, 8, sum(rate**n for n in range(1, 9)))
+    assert abs(drafted.alpha - rate) < 0.01
+    draws = np.random.default_rng(0).random((400, 4)) < rate
+    means = []
+    for tokens in draws.astype(int):
+        depths.decoded(plain, tokens.tolist())
+        plain.done += 4
+        means.append(plain.alpha)
+    assert abs(np.mean(means[20:]) - rate) < 0.03
+
+
+def test_unknown_times_are_estimated():
+    """From the others by the number of tokens, and one that was disturbed does not count."""
+    depths = Depths(16)
+    for _ in range(3):
+        for size, depth in ((4, 0), (4, 4), (2, 0)):
+            depths.learn(size, depth, times(size, depth))
+    depths.learn(4, 0, 50.0)
+    assert depths._seconds(4, 0) == times(4, 0)
+    assert depths._seconds(4, 4) < depths._seconds(4, 8) < depths._seconds(4, 16)
+
+
+def test_longest_expectations_begin_first(monkeypatch):
+    """After the samples of which nothing is expected; results keep their order."""
+    texts = fresh("own").texts
+    begun = []
+    of_row = Depths.row
+    monkeypatch.setattr(Depths, "best", deepest)
+    monkeypatch.setattr(
+        Depths, "row", lambda self, text: begun.append(len(text)) or of_row(self, text)
+    )
+    lengths = [3, 3, 9, 9, 0, 0, 3, 3, 12, 12]
+    given = [text[:n] or None for text, n in zip(texts, lengths, strict=True)]
+    assert sample(expected=given).texts == texts
+    assert begun == [0, 0, 12, 12, 9, 9, 3, 3, 3, 3]
+
+
+def test_a_drafter_behind_the_expected_texts(monkeypatch):
+    """A draft model and lookup draft where nothing is expected; a wrong depth is refused."""
+    monkeypatch.setattr(Depths, "best", deepest)
+    draft = specjax.make_drafter(
+        target(), specjax.load(specjax.shipped("tiny/draft")), num_drafts=4
+    )
+    texts, some = fresh("own").texts, [0, 1, 4, 5]
+    few = Sampler(target(), slots=2, max_new_tokens=NEW, drafter=draft)
+    given = [texts[0], None, None, texts[5]]
+    made = few.sample([PROMPTS[0], PROMPTS[2]], keys()[np.array(some)], samples=2, expected=given)
+    assert made.texts == [texts[n] for n in some]
+    assert made.passes < 0.7 * sum(len(texts[n]) for n in some)
+    bare = few.sample([PROMPTS[0], PROMPTS[2]], keys()[np.array(some)], samples=2)
+    assert bare.texts == made.texts and made.passes < bare.passes < sum(len(texts[n]) for n in some)
+    with pytest.raises(ValueError, match="num_drafts=3 is not allowed; it must be 0 or 4"):
+        Sampler(target(), drafter=draft, num_drafts=3)
+    with pytest.raises(ValueError, match="drafter=7"):
+        Sampler(target(), drafter=7)

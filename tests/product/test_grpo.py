@@ -6,8 +6,21 @@ import pytest
 
 from bench import rollouts
 from examples import grpo
+from experiments import refresh
+from specjax.rollouts.depths import Depths
 
-OPTIONS = ["--prompts", "2", "--new-tokens", "16", "--steps-per-epoch", "1", "--steps"]
+OPTIONS = [
+    "--prompts", "2", "--new-tokens", "16", "--steps-per-epoch", "1", "--refresh", "never",
+    "--steps",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drafts():
+    """Every step reads drafts, whether they pay or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Depths, "best", lambda depths, *_: (depths.options[-1], 2))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +29,8 @@ def whole():
 
 
 def test_drafts_change_nothing(whole):
-    """Old rollouts are drafts for fresh keys: the weights have the same bits without them."""
+    """Rollouts are looked up in old ones, which those of the same keys resemble most: the weights
+    have the same bits without them."""
     plain = grpo.main([*OPTIONS, "3", "--learning-rate", "1e-6", "--no-drafts"])
     assert plain["rewards"] == whole["rewards"] and plain["weights"] == whole["weights"]
     assert plain["tokens_per_pass"] == 1.0 < whole["tokens_per_pass"]
@@ -41,3 +55,19 @@ def test_the_benchmark_of_rollouts(capsys, tmp_path):
     assert len(json.loads((tmp_path / "report.json").read_text())["rows"]) == 2
     with pytest.raises(ValueError, match="--slots must be at least 1"):
         rollouts.main(["--slots", "0"])
+
+
+def test_the_experiment_with_kept_keys(capsys, tmp_path):
+    """It has a row for each refresh, and goes on with the runs that are there."""
+    arguments = (
+        f"--target checkpoints/tiny/target --seeds 2 --epochs 2 --new-tokens 8 --prompts 2 "
+        f"--samples 2 --out {tmp_path}"
+    ).split()
+    first = refresh.main(arguments)
+    printed = capsys.readouterr().out
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:]] == ["1", "2", "never"]
+    assert first == refresh.main(arguments)
+    assert all(len(rows) == 2 for rows in first.values())
+    # In the first epoch nothing was trained on.
+    start = {tuple(row["rewards"][:2]) for row in first["1"]}
+    assert start == {tuple(row["rewards"][:2]) for row in first["never"]}
