@@ -230,8 +230,8 @@ class Faulty(Decoder):
         after = after.replace(sampling=state.sampling, eos=state.eos)
         return self.after(state, after, info), info
 
-    def _draw(self, state):
-        return self.after_draw(state, super()._draw(self.before_draw(state)))
+    def _draw(self, state, *more):
+        return self.after_draw(state, super()._draw(self.before_draw(state), *more))
 
     def _warp(self, state, logits, path=None):
         return super()._warp(state, logits, None if path is None else self.path(state, path))
@@ -296,7 +296,8 @@ class HalvedKey(Faulty):
     """Two positions share their random numbers, unless noise is shared."""
 
     def before_draw(self, state):
-        return state.replace(length=(state.length - 1) // 2 + 1)
+        halved = dataclasses.replace(state.cache, length=state.cache.length // 2)
+        return state.replace(cache=halved)
 
 
 class KeyOfTheRow(Faulty):

@@ -23,7 +23,7 @@ import tokenizers
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax._internal.checks import chosen, items, shown, whole
+from specjax._internal.checks import chosen, flag, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
 from specjax._internal.platforms import Device, default_devices, widens_bfloat16
 from specjax.files import gguf
@@ -96,6 +96,7 @@ def load(
     lora: str | os.PathLike[str] | None = None,
     layers: Sequence[int] | None = None,
     dequantise: bool = False,
+    own_kernels: bool = True,
 ) -> LanguageModel:
     """Reads a model.
 
@@ -123,6 +124,8 @@ def load(
       dequantise: hold the packed matrices of a quantised folder (FP8, AWQ, GPTQ, ...) as plain
         numbers in `dtype`.  By default their codes stay packed on the device, and a product widens
         them as it reads them.
+      own_kernels: False: compute with XLA's products, attention and filters alone, to find out
+        whether a kernel of specjax (on one CPU or one NVIDIA GPU) is at fault.
 
     Raises:
       ValueError: with every mismatch, and the fix.
@@ -143,6 +146,7 @@ def load(
     dtype = None if in_int4 else dtype
     dtype = check_dtype(_usual_dtype(device) if dtype is None else dtype)
     chosen("precision", precision, (None, *PRECISIONS))
+    flag("own_kernels", own_kernels)
     folder = find_folder(path, revision)
     adapter = None
     if lora is not None:
@@ -160,7 +164,7 @@ def load(
     # tied embedding pays for its memory; on other devices it does not.
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
-    alone = mesh is None or mesh.size == 1
+    alone = own_kernels and (mesh is None or mesh.size == 1)
     network = Transformer(
         ours,
         dot_general=cpu_dot_general if alone and platform == "cpu" else dot_general,

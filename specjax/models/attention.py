@@ -177,9 +177,8 @@ def gpu_stage_and_attend(
       window: None: a token sees all that is committed.
 
     Returns:
-      What `gpu_attend` returns, and all keys and values, as `Memory.stage` returns them.
+      The outputs of `gpu_attend`, and all keys and values, as `Memory.stage` returns them.
     """
-
     joins = (
         type(memory) is KVCache
         and memory.sharding is None

@@ -27,8 +27,8 @@ _SEEN = 0.2
 _NEW = 0.9
 """The share of its promise that counts for a program that must be compiled first."""
 
-_PERIOD = 24
-"""Turns without drafts after which a single step has some again."""
+_PERIOD, _LONGEST = 24, 16
+"""Turns until drafts are tried again, and the most times that, after tries that did not pay."""
 
 
 @dataclasses.dataclass
@@ -74,6 +74,7 @@ class Depths:
         )
         self._compiled = set[tuple[int, int]]()
         self._typical, self._others, self._plain, self._most = 0.9, others, 0, 0
+        self._wait = _PERIOD  # turns until drafts are tried again
 
     def row(self, expected: Sequence[int]) -> Row:
         """Returns what is known of a row that begins."""
@@ -89,7 +90,8 @@ class Depths:
         self._most = max(self._most, size)
         # Few programs for the last rows: none or all of the drafts.
         options = self.options if size == self._most else sorted({0, self.options[-1]})
-        if self._plain >= _PERIOD and len(options) > 1 and size == self._most:
+        if self._plain >= self._wait and len(options) > 1 and size == self._most:
+            self._wait = min(2 * self._wait, _LONGEST * _PERIOD)
             return options[1], 1
         rates = {
             depth: (len(rows) + sum(self._gain(row, depth) for row in rows))
@@ -98,6 +100,7 @@ class Depths:
             for depth in options
         }
         depth = max(options, key=lambda depth: rates[depth])
+        self._wait = _PERIOD if depth else self._wait
         return depth, 4 if depth < _WIDTHS[2] - 1 else 2
 
     def learn(self, size: int, depth: int, seconds: float) -> None:

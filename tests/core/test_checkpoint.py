@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import stat
+from typing import Any
 
 import folders
 import jax
@@ -332,3 +333,24 @@ def test_precision_is_part_of_a_model():
     one, two = (specjax.load(folders.target(), precision=name) for name in ("default", "highest"))
     assert one.model != two.model
     assert specjax.quantise(two).model.precision == "highest"
+
+
+def test_kernels_can_be_left_out(monkeypatch):
+    """On a CPU and on a GPU: then nothing but XLA computes, and the text is the same."""
+    from specjax.files import checkpoint
+    from specjax.models import attend, dot_general, gpu_attend
+
+    place = specjax.shipped("tiny/target")
+    plain, own = (specjax.load(place, own_kernels=flag) for flag in (False, True))
+    module = plain.model.module
+    assert module.dot_general is dot_general and module.attend is attend and not module.triton
+    assert own.model.module.dot_general is not dot_general
+    how: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.0, "proposer": "ngram", "eos": []}
+    texts = [specjax.generate(made, [[5, 9, 7]], **how).tokens for made in (plain, own)]
+    assert texts[0] == texts[1]
+
+    monkeypatch.setattr(checkpoint, "attend_on", lambda device: gpu_attend if device else attend)
+    assert specjax.load(place).model.module.triton
+    assert not specjax.load(place, own_kernels=False).model.module.triton
+    with pytest.raises(ValueError, match="own_kernels='no'"):
+        specjax.load(place, own_kernels="no")  # type: ignore[arg-type]

@@ -111,7 +111,7 @@ def test_texts_scores_and_report(command, tmp_path, capsys, monkeypatch):
         assert row["scores"] == np.array(shares).reshape(-1, SAMPLES).tolist()
     assert texts[0] != texts[1] == texts[2]
     assert rows[0]["tokens_per_pass"] == 1.0
-    # A checkpoint with the weights of the one before is accepted whole.
+    # The last checkpoint has the weights of the one before, so all of its drafts are accepted.
     assert rows[2]["tokens_per_pass"] == pytest.approx(NEW / -(-NEW // (DRAFTS + 1)), abs=0.6)
     assert rows[2]["to_previous"] == [0.0, 0.0, 0.0] and rows[2]["to_first"] != [0.0, 0.0, 0.0]
     assert json.loads((out / "report.json").read_text()) == report

@@ -61,6 +61,7 @@ def guesses_of(tokens: list[int]) -> dict[str, list[int]]:
 
 def test_what_is_expected_never_changes_the_text():
     """With every drafter, kind of setting, index of `n` and kind of expected text, all at once."""
+    engine.cache_clear()  # the programs of an older one may have been forgotten to save memory
     made, asked = engine(), []
     before, compiled = made.compiled(), counted.compilations()
     for setting in SETTINGS:

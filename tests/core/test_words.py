@@ -33,7 +33,7 @@ CASES = [
 
 
 def asked() -> Asked:
-    return Asked([], 1, 0, "toy", None, None, None)
+    return Asked([], 1, 0, "toy", None, None, None, "", None)
 
 
 def handle_of(tokenizer, tokens, stops):

@@ -43,8 +43,10 @@ def test_families(case):
     facts, arrays = small_families.stored()
     assert described == facts[case]
     logits, states = make_families.computed(model)
-    np.testing.assert_allclose(logits, arrays[f"{case}: logits"], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(states, arrays[f"{case}: states"], rtol=0, atol=1e-5)
+    for made, name in ((logits, "logits"), (states, "states")):
+        # torch's own sums differ between processors, in proportion to the largest numbers.
+        kept = arrays[f"{case}: {name}"]
+        np.testing.assert_allclose(made, kept, rtol=0, atol=1e-5 * np.abs(kept).max())
 
 
 @pytest.mark.parametrize("kind", eagle3_folders.MORE)

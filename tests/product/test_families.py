@@ -205,7 +205,11 @@ def test_parity(family, case):
     tokens = folders.random_tokens(20, vocab_size=96)
     auto = transformers_folders.auto(family)
     reloaded = auto.from_pretrained(copy, attn_implementation="eager").eval()
-    np.testing.assert_array_equal(theirs(reloaded, tokens), theirs(model, tokens))
+    # The bits of torch's own logits depend on where its arrays lie, those of the weights do not.
+    before, after = model.state_dict(), reloaded.state_dict()
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    np.testing.assert_allclose(theirs(reloaded, tokens), theirs(model, tokens), rtol=0, atol=1e-5)
 
 
 STEADY = {

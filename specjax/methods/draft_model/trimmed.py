@@ -1,10 +1,10 @@
 """Draft models whose output matrix has a part of the vocabulary.
 
-A draft reads its whole output matrix for every token: 197 of the 298 MB of a draft of 150 M
-parameters with Llama 3's vocabulary.  Most drafts are among the frequent tokens.  The others are
-never proposed then, which changes how many drafts are accepted, and never the text.
+A draft reads its whole output matrix for every token, which is often more than half of its bytes,
+and most drafts are among the frequent tokens.  With a part of the matrix the other tokens are never
+proposed.  That changes how many drafts are accepted, and never the text.
 
-Reference: Zhao et al. 2025 (FR-Spec), arXiv 2502.14856, section 3.2.
+Reference: Zhao et al. 2025 (FR-Spec), arXiv 2502.14856.
 """
 
 from __future__ import annotations

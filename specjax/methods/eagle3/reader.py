@@ -152,8 +152,7 @@ def read_parts(
                 f"{seen}: the tensors count",
                 stacklevel=5,
             )
-    module = getattr(getattr(target, "model", None), "module", None)
-    forms = {} if module is None else {"dot_general": module.dot_general}
+    forms = {} if target is None else {"dot_general": target.model.module.dot_general}
     network = Eagle3Config(
         layers=layers,
         num_taps=count,

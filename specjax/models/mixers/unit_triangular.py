@@ -1,8 +1,8 @@
 """Solves small unit-triangular systems by products alone.
 
-A library's solver for triangles is called once a layer and step, for systems of a few nodes.  On a
-CPU its threads then wait in a busy loop, beside the threads of the products that follow, and on
-accelerators it is a loop of its own.  Here the inverse is built from the inverses of its halves,
+LAPACK's solver for triangles, which XLA calls on a CPU, shares a system of 8 nodes among threads of
+its own, and these spin beside the threads of the products that follow.  Here the inverse is built
+from the inverses of its halves,
 
     (A 0)^-1   (  A^-1          0   )
     (C B)    = ( -B^-1 C A^-1  B^-1 )
