@@ -74,7 +74,15 @@ if TYPE_CHECKING:
         StaticTree,
     )
     from specjax.rounding import quantise_folder
-    from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
+    from specjax.rules import (
+        RULES,
+        BlockVerification,
+        Match,
+        Rejection,
+        SyntheticAcceptance,
+        Threshold,
+        Typical,
+    )
     from specjax.sampling import Sampling, make_key, warp
     from specjax.text import Translation, translate
     from specjax.tree import Tree
@@ -144,6 +152,7 @@ __all__ = [
     "Sampling",
     "StaticTree",
     "StepInfo",
+    "SyntheticAcceptance",
     "TextStream",
     "Threshold",
     "Transformer",

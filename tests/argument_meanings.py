@@ -243,6 +243,7 @@ MEANINGS = {
         lambda v: v if v is None or (type(v) is str and v == "match") else REFUSED,
         lambda c, w: c.decoder.rule == specjax.Match(),
     ),
+    "synthetic_acceptance": (only(None), anything),  # the table has no drafts to accept
     "num_drafts": (
         or_none(setting(lambda n: 0 <= n <= CONTEXT, whole=True, lists_of_one=False)),
         lambda c, w: c.num_drafts is None if w is None else c.num_drafts.tolist() == w,

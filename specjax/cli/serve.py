@@ -15,6 +15,7 @@ from specjax.options.command import parse
 from specjax.options.exits import say
 from specjax.options.fields import Options, option
 from specjax.options.models import DeviceOptions, ModelOptions, load_models
+from specjax.options.synthetic import SyntheticOptions
 from specjax.options.waiting import progress
 from specjax.serve import Engine, ServerOptions, check_packages, run_server
 
@@ -57,7 +58,7 @@ class ServedOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftingOptions(Options):
+class DraftingOptions(SyntheticOptions):
     """The drafters that are offered, and the default."""
 
     group = "speculation"
@@ -170,9 +171,10 @@ def main(prog: str, argv: list[str]) -> None:
         if not set(words) <= set(loaded):
             raise ValueError(f"--default {first}: there are {', '.join(loaded)}, and none")
         loaded = {word: loaded[word] for word in (*words, *loaded)}
-    size = arguments.constraint_size
+    synthetic = arguments.synthetic()
+    size = arguments.constraint_size if synthetic is None else (0, 0)
     expected = arguments.expected
-    if expected is None:
+    if expected is None and synthetic is None:
         expected = min(254, max([0, *(part.proposer.max_depth for part in loaded.values())]))
     with progress("compiling"):
         engine = Engine(
@@ -187,6 +189,7 @@ def main(prog: str, argv: list[str]) -> None:
             constraint_size=size if any(size) else None,
             cache_tokens=arguments.cache_tokens,
             expected=expected or None,
+            synthetic_acceptance=synthetic,
         )
     key = arguments.api_key or os.environ.get(_KEY) or None
     if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:
@@ -199,6 +202,8 @@ def main(prog: str, argv: list[str]) -> None:
         arguments.max_texts,
         arguments.admin,
     )
+    if synthetic is not None:
+        say(f"specjax serve: {synthetic} accepts drafts whatever they are: texts are worthless")
     offered = ", ".join(["none", *loaded])
     run_server(
         engine,

@@ -26,6 +26,7 @@ from specjax.models import LanguageModel
 from specjax.parallel import mesh_of
 from specjax.processors import LogitsProcessor
 from specjax.proposers import NGram
+from specjax.rules import SyntheticAcceptance
 from specjax.text import Messages
 
 DEPTH = 4
@@ -73,6 +74,8 @@ class Request:
       rule: a rule or its name.  `Match()`, the default, makes the text depend on the seed alone and
         not on the draft.  `BlockVerification()` accepts more at temperature 1 on a chain;
         `Typical()` and `Threshold()` accept more still, but change the distribution.
+      synthetic_acceptance: to measure speed only: accept drafts at this rate, right or wrong, or as
+        `SyntheticAcceptance(length=2.6)` says.  The text is worthless, and the output not exact.
       num_drafts: the greatest depth of drafts (gamma), one, or one per prompt; 0 is plain decoding.
         With `draft` alone, a number makes it draft exactly this deep in every step.  Deeper drafts
         of a proposer or drafter are dropped; None drops no drafts.
@@ -116,6 +119,7 @@ class Request:
     expected: Sequence[Sequence[int] | None] | None = None
     adapter: Adapter = None
     rule: Rule | str | None = None
+    synthetic_acceptance: float | SyntheticAcceptance | None = None
     num_drafts: int | Sequence[int] | None = None
     max_new_tokens: int = 128
     temperature: float | Sequence[float] | None = None
@@ -150,6 +154,7 @@ class Options(TypedDict, total=False):
     expected: Sequence[Sequence[int] | None] | None
     adapter: Adapter
     rule: Rule | str | None
+    synthetic_acceptance: float | SyntheticAcceptance | None
     num_drafts: int | Sequence[int] | None
     max_new_tokens: int
     temperature: float | Sequence[float] | None
