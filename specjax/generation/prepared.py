@@ -22,7 +22,7 @@ from specjax._internal.checks import (
     hashable,
     instance,
     items,
-    real,
+    number,
     settle,
     shown,
     whole,
@@ -285,9 +285,6 @@ def seeds_of(seed: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array(seeds, np.uint32), index if items(seed) is None else np.zeros_like(index)
 
 
-_LENGTH = ", or be SyntheticAcceptance(length=...) for a mean number of tokens a pass"
-
-
 def _rule(request: Request) -> Rule:
     rule: object = request.rule
     synthetic: object = request.synthetic_acceptance
@@ -300,8 +297,13 @@ def _rule(request: Request) -> Rule:
                 )
         if isinstance(synthetic, SyntheticAcceptance):
             return synthetic
-        rate = real("synthetic_acceptance", synthetic, "[0, 1]", _LENGTH)
-        return SyntheticAcceptance(rate=rate)
+        plain = number(synthetic)
+        if plain is None or not 0 <= plain <= 1:
+            raise ValueError(
+                f"synthetic_acceptance={shown(synthetic)}; it must lie in [0, 1], or be "
+                "SyntheticAcceptance(length=...) for a mean number of tokens a pass"
+            )
+        return SyntheticAcceptance(rate=float(plain))
     if rule is None:
         return Match()
     if isinstance(rule, str) and rule in RULES:

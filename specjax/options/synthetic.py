@@ -13,7 +13,7 @@ from specjax.options.fields import Options, option
 class SyntheticOptions(Options):
     """How many drafts are accepted, right or wrong."""
 
-    group = "synthetic"
+    group = "speculation"
 
     synthetic_acceptance: float | None = option(
         None, "lossy, to measure speed: accept a draft with this probability, right or wrong; "

@@ -78,7 +78,8 @@ class SyntheticAcceptance(Rule):
         if isinstance(self.length, int | float) and self.length > most + 1:
             raise ValueError(
                 f"synthetic_acceptance: length={shown(self.length)} is more than the "
-                f"{most + 1} tokens that a pass with {most} drafts can give: draft deeper, or pass length={most + 1} or less"
+                f"{most + 1} tokens that a pass with {most} drafts can give: draft "
+                f"deeper, or pass length={most + 1} or less"
             )
 
     def constant(self) -> Rule:
