@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         save_datastore,
         save_medusa,
         trim_vocabulary,
+        window_draft,
     )
     from specjax.models import (
         FAMILIES,
@@ -193,4 +194,5 @@ __all__ = [
     "trim_vocabulary",
     "tune",
     "warp",
+    "window_draft",
 ]

@@ -231,6 +231,7 @@ MEANINGS = {
     ),
     "messages": (messages, lambda c, w: len(c.lengths) == len(w)),
     "draft": (only(None), lambda c, w: c.decoder.proposer.drafter is None),
+    "draft_window": (only(None), anything),  # there is no draft
     "draft_dtype": (only(None), anything),
     "proposer": (only(None), lambda c, w: isinstance(c.decoder.proposer, specjax.Adaptive)),
     "adapter": (only(None), anything),

@@ -219,7 +219,7 @@ FAULTS = {
     "cached codes without their scales": Case(
         Match(), target=audit_targets.UnscaledCache(NET), check="same key"
     ),
-    "a token of one in a hundred texts": steps(faults.CorruptsSomeTexts, "greedy"),
+    "a token of one in a hundred texts": steps(faults.CorruptsSomeTexts, "distribution"),
     "other rows' distributions above two rows": chain(faults.OtherRowsAboveTwo),
     "a token behind a stop in a block": steps(faults.KeepsTheBlock, "ends"),
     "a grammar's end inside a block": steps(

@@ -89,6 +89,11 @@ class Prepared:
         return -len(self.lengths) % parts
 
     @property
+    def context(self) -> int:
+        """The most tokens of a text, prompt included."""
+        return int(self.lengths.max()) + self.new
+
+    @property
     def samples(self) -> bool:
         """True if a row has a temperature above 0."""
         return bool(np.any(np.asarray(self.sampling.temperature) > 0))
@@ -163,7 +168,7 @@ def prepare(
     check_least(automata, least)
     heat = temperatures(settings["temperature"], rows)
     drafter, drafts = choose_drafter(
-        target, request, rule, heat, mesh if draft_mesh is None else draft_mesh
+        target, request, rule, heat, mesh if draft_mesh is None else draft_mesh, longest + new
     )
     if isinstance(rule, SyntheticAcceptance):
         most = drafter.proposer.max_depth if drafts is None else int(drafts.max())

@@ -53,6 +53,8 @@ class Request:
       draft: a smaller model that drafts a chain: what `load` returned, a folder, or "org/name".  A
         draft with another tokenizer proposes the tokens that both vocabularies contain, and a
         warning says once how many these are.
+      draft_window: the draft attends to so many of the last tokens only, and keeps no more, so that
+        its drafts in a long text cost what they cost in a short one; the text stays the same.
       draft_dtype: "int8" or "int4" rounds the draft's weights; the text stays the same.
       proposer: a proposer without weights of its own, such as `NGram()`; or its name, such as
         "ngram" or "tree"; or "module:Name" for your own; or "self-int8" or "self-int4", where
@@ -113,6 +115,7 @@ class Request:
     drafter: Drafter | None = None
     draft: LanguageModel | str | None = None
     draft_dtype: Literal["int8", "int4"] | None = None
+    draft_window: int | None = None
     proposer: Proposer | Drafter | str | None = None
     speculative_config: Mapping[str, Any] | None = None
     documents: Documents | Sequence[Documents] | None = None
@@ -148,6 +151,7 @@ class Options(TypedDict, total=False):
     drafter: Drafter | None
     draft: LanguageModel | str | None
     draft_dtype: Literal["int8", "int4"] | None
+    draft_window: int | None
     proposer: Proposer | Drafter | str | None
     speculative_config: Mapping[str, Any] | None
     documents: Documents | Sequence[Documents] | None

@@ -36,6 +36,7 @@ BOTH = "+"
 _REFUSED = {
     "drafter": "proposer= with the name of a drafter that the engine was made with",
     "draft": "drafters= of the engine, with specjax.make_drafter(target, draft)",
+    "draft_window": "drafters= of the engine, with specjax.window_draft(draft, window)",
     "draft_dtype": "drafters= of the engine, with specjax.make_drafter(..., dtype=)",
     "speculative_config": "proposer= and num_drafts=",
     "documents": "a datastore among the drafters of the engine",
