@@ -8,7 +8,9 @@ On this device the steps are timed in turns, on random weights, and the least ti
 caches hold zeros up to the context: only their length matters.  For a target of 8B parameters on
 accelerators the times are predicted from what a step reads and computes: the weights of both
 models, the keys and values of all rows, and the products.  With `--draft-window` the draft model
-reads only so many of the last keys and values.  Activations, launches and the sampling are left
+reads only so many of the last keys and values.  With `--draft self` the target drafts for itself
+in such a window (self-speculation; no further weights are kept, but they are read again for each
+draft).  Activations, launches and the sampling are left
 out, so the predicted break-even is a lower bound.
 """
 
@@ -63,11 +65,18 @@ class SurfaceOptions(fields.Options):
     draft_window: int | None = fields.option(
         None, "the draft model reads only so many of the last keys and values"
     )
+    draft: str = fields.option(
+        "model",
+        "a smaller draft model, or the target itself with a window",
+        choices=("model", "self"),
+    )
     json: str | None = fields.option(None, "write the cells to this file")
     plot: str | None = fields.option(None, "draw the cells to this file")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.draft == "self" and self.draft_window is None:
+            raise ValueError("--draft self drafts with the target in a window: add --draft-window")
         numbers = (*self.context, *self.batch, *self.predicted_context, *self.predicted_batch)
         if min(numbers) < 1 or min(self.context, default=_PROMPT) < _PROMPT:
             raise ValueError(
@@ -121,7 +130,7 @@ def measured(options: SurfaceOptions) -> list[Report]:
         _model(*shape, options.vocab_size, longest, role)
         for shape, role in zip(SIZES[options.size], ("target", "draft"), strict=True)
     ]
-    target, draft = models
+    target, draft = models if options.draft == "model" else models[:1] * 2
     if options.draft_window is not None:
         draft = specjax.window_draft(draft, options.draft_window)
     drafter = specjax.make_drafter(target, draft, num_drafts=options.num_drafts)
@@ -186,8 +195,9 @@ def pass_seconds(
 
 
 def predicted(options: SurfaceOptions) -> list[Report]:
-    """Returns a cell for each chip, context and batch, for an 8B with a draft model of 1B."""
-    target, draft = config_of("8b"), config_of("1b")
+    """Returns a cell for each chip, context and batch, for an 8B with a draft of 1B or itself."""
+    target = config_of("8b")
+    draft = config_of("1b") if options.draft == "model" else target
     cells = []
     for name in options.chip:
         for rows in options.predicted_batch:

@@ -1,6 +1,7 @@
 """Windows of drafters: which layers have one, and which tokens a slot of a block sees."""
 
 import dataclasses
+import itertools
 import pathlib
 
 import folders
@@ -232,6 +233,22 @@ def test_a_draft_with_a_window_reads_no_further():
             for x in (tokens, other)]  # fmt: skip
     np.testing.assert_array_equal(*read)
     assert draft.model.init_cache(1, 512).narrow(4, 16).keys[0].shape[2] < 64
+
+
+def test_a_target_drafts_for_itself_in_a_window():
+    """No array is kept twice, chains and trees are exact, and a window of the whole text accepts
+    every draft."""
+    target = specjax.load(folders.target())
+    near, far = (specjax.window_draft(target, window) for window in (2, 200))
+    assert near.params is target.params
+    how = {"max_new_tokens": 24, "eos": [], "temperature": 1.0}
+    plain = specjax.generate(target, "the cat sat", proposer="none", **how)
+    shapes = ({"num_drafts": 3}, {"shape": specjax.StaticTree, "branching": (2, 2)})
+    for draft, numbers in itertools.product((near, far), shapes):
+        drafter = specjax.make_drafter(target, draft, **numbers)
+        out = specjax.generate(target, "the cat sat", drafter=drafter, **how)
+        assert out.tokens == plain.tokens
+        assert draft is near or out.stats.acceptance_rate == 1.0
 
 
 def test_a_window_is_checked():

@@ -16,6 +16,9 @@ def window_draft(draft: LanguageModel, window: int) -> LanguageModel:
     the target's text stays the same.  Layers with a smaller window of their own keep it, and
     recurrent layers have none.
 
+    A target may draft for itself in a window (`draft=window_draft(target, 512)`): the arrays are
+    the same, so only the ring needs memory.  That pays where keys and values outweigh the weights.
+
     Args:
       draft: as `specjax.load` returns it; it is not changed.
       window: tokens, the newest included; at least 1.
