@@ -80,6 +80,8 @@ def read_questions(
         for where, row in _rows(file):
             with reworded(f"{file}, {where}: ", f" (of {name})", (ValueError,)):
                 questions.append(made(row, where))
+    if not questions:
+        raise ValueError(f"--dataset-path {path} holds no question of {name}")
     known = list(dict.fromkeys(question.category for question in questions))
     for category in categories:
         if category not in known:
@@ -171,6 +173,26 @@ def _conversation(row: Row, where: str) -> Question:
     return Question(_name(row, "question_id", where), _category(row), tuple(turns), None, system)
 
 
+def _of_a_group(row: Row, where: str) -> Question:
+    """Returns a question of Spec-Bench, whose tables have a row for each task."""
+    made = _conversation(row, where)
+    return dataclasses.replace(made, category=GROUPS.get(made.category, made.category))
+
+
+GROUPS = {
+    **dict.fromkeys(
+        ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
+        "multi-turn conversation",
+    ),
+    "qa": "question answering",
+    "math_reasoning": "mathematical reasoning",
+    "rag": "retrieval-augmented generation",
+}
+"""The task of each category of Spec-Bench (Xia et al. 2024, arXiv 2401.07851); `translation` is its
+own.
+"""
+
+
 def _gsm8k(row: Row, where: str) -> Question:
     question, answer = _text(row, "question"), _text(row, "answer")
     wanted = answer.rpartition("####")[2].strip().replace(",", "")
@@ -193,7 +215,7 @@ DATASETS: dict[str, tuple[tuple[str, ...], Callable[[Row, str], Question]]] = {
         ("{subset}.jsonl", "{subset}/*.jsonl", "{subset}/*.parquet", "{subset}*.parquet"),
         _conversation,
     ),
-    "spec-bench": (("question.jsonl",), _conversation),
+    "spec-bench": (("question.jsonl",), _of_a_group),
     "mt-bench": (("question.jsonl", "*.parquet"), _conversation),
     "gsm8k": (("test.jsonl", "test-*.parquet"), _gsm8k),
     "humaneval": (("HumanEval.jsonl", "HumanEval.jsonl.gz", "test-*.parquet"), _humaneval),

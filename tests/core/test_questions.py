@@ -36,6 +36,8 @@ def test_turns_and_categories(folder):
     assert [(q.name, q.turns) for q in prepared] == [(q.name, q.turns) for q in rows[:2]]
     some = read_questions("speed-bench", str(folder / "speed-bench"), categories=("math",))
     assert some == rows[2:4]
+    tasks = [q.category for q in read_questions("spec-bench", str(folder / "spec-bench"))]
+    assert tasks == ["multi-turn conversation", "retrieval-augmented generation"]
     (question,) = read_questions("mt-bench", str(folder / "mt-bench"))
     assert (question.name, question.turns) == ("81", ("import os", "def f("))
 
@@ -69,6 +71,7 @@ BROKEN = {
         "turns of assistant, not of user alone",
     ),
     "no JSON": ("mt-bench", "{", "line 1"),
+    "nothing": ("mt-bench", "", "holds no question of mt-bench"),
 }
 
 
