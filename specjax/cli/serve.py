@@ -151,7 +151,7 @@ def main(prog: str, argv: list[str]) -> None:
     )
     check_packages()
     drafted = arguments.draft is not None or arguments.target is None
-    named = ModelOptions(arguments.target, arguments.draft, None, arguments.dtype)
+    named = ModelOptions(arguments.target, arguments.draft, dtype=arguments.dtype)
     kinds = ["draft"] if drafted else ["ngram"]
     models = load_models(named, kinds, devices=arguments.devices())
     target, draft = models.target, models.draft
