@@ -40,6 +40,9 @@ class ServedOptions(Options):
         'folder of a draft model, or org/name, for the drafter "draft"; default: the shipped '
         "draft, with the shipped target",
     )
+    draft_window: int | None = option(
+        None, "the draft model attends to so many of the last tokens only, and keeps no more"
+    )
     drafter: tuple[str, ...] = option(
         (),
         "folder of a drafter that was trained for the target (EAGLE-3, DFlash, ...); repeat the "
@@ -151,7 +154,10 @@ def main(prog: str, argv: list[str]) -> None:
     )
     check_packages()
     drafted = arguments.draft is not None or arguments.target is None
-    named = ModelOptions(arguments.target, arguments.draft, dtype=arguments.dtype)
+    named = ModelOptions(
+        arguments.target, arguments.draft, draft_window=arguments.draft_window,
+        dtype=arguments.dtype,
+    )  # fmt: skip
     kinds = ["draft"] if drafted else ["ngram"]
     models = load_models(named, kinds, devices=arguments.devices())
     target, draft = models.target, models.draft
