@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         save_datastore,
         save_medusa,
         trim_vocabulary,
+        window_draft,
     )
     from specjax.models import (
         FAMILIES,
@@ -74,7 +75,15 @@ if TYPE_CHECKING:
         StaticTree,
     )
     from specjax.rounding import quantise_folder
-    from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
+    from specjax.rules import (
+        RULES,
+        BlockVerification,
+        Match,
+        Rejection,
+        SyntheticAcceptance,
+        Threshold,
+        Typical,
+    )
     from specjax.sampling import Sampling, make_key, warp
     from specjax.text import Translation, translate
     from specjax.tree import Tree
@@ -144,6 +153,7 @@ __all__ = [
     "Sampling",
     "StaticTree",
     "StepInfo",
+    "SyntheticAcceptance",
     "TextStream",
     "Threshold",
     "Transformer",
@@ -184,4 +194,5 @@ __all__ = [
     "trim_vocabulary",
     "tune",
     "warp",
+    "window_draft",
 ]

@@ -158,6 +158,7 @@ class Stats:
     accepted: Array  # [B] int32; new tokens that were drafts
     tested: Array  # [B] int32; judged drafts: the accepted ones, and 1 per step with a rejection
     proposed: Array  # [B] int32; all drafts, whether judged or not
+    drafting: Array  # [B] int32; passes with at least one draft
 
 
 @struct.dataclass

@@ -231,6 +231,7 @@ MEANINGS = {
     ),
     "messages": (messages, lambda c, w: len(c.lengths) == len(w)),
     "draft": (only(None), lambda c, w: c.decoder.proposer.drafter is None),
+    "draft_window": (only(None), anything),  # there is no draft
     "draft_dtype": (only(None), anything),
     "proposer": (only(None), lambda c, w: isinstance(c.decoder.proposer, specjax.Adaptive)),
     "adapter": (only(None), anything),
@@ -243,6 +244,7 @@ MEANINGS = {
         lambda v: v if v is None or (type(v) is str and v == "match") else REFUSED,
         lambda c, w: c.decoder.rule == specjax.Match(),
     ),
+    "synthetic_acceptance": (only(None), anything),  # the table has no drafts to accept
     "num_drafts": (
         or_none(setting(lambda n: 0 <= n <= CONTEXT, whole=True, lists_of_one=False)),
         lambda c, w: c.num_drafts is None if w is None else c.num_drafts.tolist() == w,

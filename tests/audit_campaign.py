@@ -55,6 +55,7 @@ CAPACITY = 32  # at least the nodes of a tree
 MINUTES = 5
 NET = toys.model(VOCAB, num_layers=1)
 SOURCE = DraftSource(NET, VOCAB)
+RECURRENT = audit_targets.Recurrent(VOCAB)
 CHAIN = Chain(SOURCE, GAMMA)
 NOTHING = np.zeros((VOCAB, VOCAB), np.float32)
 WIDE = (4, 4)
@@ -84,6 +85,14 @@ def rows(seed: int, noise: float) -> Any:
 def halve_odd(logits: Any, text: Any, counts: Any) -> Any:
     """A user's logits processor: it lowers tokens that were written an odd number of times."""
     return logits - jnp.where(counts % 2 == 1, 0.7, 0.0) - 0.3 * (text[-1] == 0)
+
+
+CLOSING, EOS_ALONE = 1, jnp.where(jnp.arange(VOCAB) == EOS, 0.0, -jnp.inf)
+
+
+def close(logits: Any, text: Any, counts: Any) -> Any:
+    """A grammar as a user's function: after the token that closes the text only EOS may come."""
+    return jnp.where(counts[CLOSING] > 0, EOS_ALONE, logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +166,8 @@ CLEAN = {
     "tree, match": Case(Match(), StaticTree(SOURCE, WIDE), settings=PENALTIES),
     "processors": Case(Rejection(), settings=PROCESSED),
     "processor of a user": Case(Rejection(), processor=halve_odd),
+    "a grammar that ends": Case(Match(), processor=close),
+    "recurrent": Case(Match(), target=RECURRENT),
     "taps": Case(Match(), audit_targets.TapDraft(VOCAB, 32)),
     "other last bits": Case(Match(), target=audit_targets.OtherBits(NET)),
 }
@@ -196,6 +207,23 @@ FAULTS = {
     ),
     "coarser passes over several tokens": Case(
         Match(), target=audit_targets.CoarsePasses(NET), check="width"
+    ),
+    # Those of 2026, as reported of engines.
+    "rejected drafts left in a recurrent state": Case(
+        Match(),
+        target=audit_targets.Recurrent(VOCAB, audit_targets.KeepsRejected),
+        check="same key",
+    ),
+    "a prefix copied with drafts": steps(faults.PrefixWithDrafts, "same key", Match()),
+    "a draft cache read by another group's slots": chain(faults.OtherGroupsSlots, "acceptance"),
+    "cached codes without their scales": Case(
+        Match(), target=audit_targets.UnscaledCache(NET), check="same key"
+    ),
+    "a token of one in a hundred texts": steps(faults.CorruptsSomeTexts, "distribution"),
+    "other rows' distributions above two rows": chain(faults.OtherRowsAboveTwo),
+    "a token behind a stop in a block": steps(faults.KeepsTheBlock, "ends"),
+    "a grammar's end inside a block": steps(
+        faults.PenaltiesAtTheRoot, "same key", Match(), processor=close
     ),
     # Mistakes with keys, noise and order.
     "step key halved": steps(
@@ -241,7 +269,10 @@ FAULTS = {
 }
 """Planted faults, each with the check that must find it."""
 
-SPEED = ("taps off by one", "q unwarped", "draft cache one token short")
+SPEED = (
+    "taps off by one", "q unwarped", "draft cache one token short",
+    "a draft cache read by another group's slots",
+)  # fmt: skip
 """Faults that lower the acceptance and leave the distribution as it is."""
 
 

@@ -15,13 +15,14 @@ from specjax.proposers import Chain, StaticTree
 
 ROWS, SAMPLES = 256, 2048
 FAINT = {
+    "a token of one in a hundred texts": 8192,
     "residual drawn with the draft's noise": 8192,
     **dict.fromkeys(
         ("step key halved", "residual drawn with the acceptance bits",
          "a residual draw after full acceptance"), 4096,
     ),
 }  # fmt: skip
-"""Faults of the distribution that more samples than `SAMPLES` show."""
+"""Faults that more samples than `SAMPLES` show."""
 NOISE = {"residual drawn with the draft's noise": 0.6}
 """Of a draft with which fewer samples than the campaign's show the fault."""
 SMALLER = {
@@ -62,7 +63,7 @@ def audit_together(case: Case, samples: int = ROWS) -> Report:
 def check_found(name: str) -> None:
     """The named check finds the fault."""
     case = FAULTS[name]
-    samples = FAINT.get(name, SAMPLES) if case.check == "distribution" else ROWS
+    samples = FAINT.get(name, SAMPLES if case.check == "distribution" else ROWS)
     if case.shares:
         case = dataclasses.replace(case, noise=NOISE.get(name, case.noise))
         report = audit_together(case, samples)

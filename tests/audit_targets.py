@@ -7,9 +7,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import struct
+from table_model import PLACES, WIDTH
 
 from specjax import Proposal
+from specjax.caches import RecurrentCache
 from specjax.contract import Model, Proposer
+from specjax.types import ModelOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,58 @@ class OtherBits(Wrapped):
         if cache is None or tokens.shape[1] == 1:
             return out
         return out.replace(logits=out.logits * (1 + 2.0**-22))
+
+
+class UnscaledCache(Wrapped):
+    """Reads what its cache holds without the scale of its codes: the terms of committed tokens are
+    half of what they should be.  Logits of a table are sums of such terms."""
+
+    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
+        out = super().apply(params, tokens, positions, cache, mask, taps)
+        if cache is None:
+            return out
+        fresh = super().apply(params, tokens, positions, None, mask, taps)
+        return out.replace(logits=fresh.logits + 0.5 * (out.logits - fresh.logits))
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrent(Model):
+    """A state of half the state before and the token's row of a table; it reads chains only."""
+
+    vocab_size: int
+    cache: type[RecurrentCache] = RecurrentCache
+    max_positions: int = 64
+    reads_trees = False
+
+    def init_cache(self, batch, size):
+        return self.cache.create(jnp.zeros((batch, WIDTH)))
+
+    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
+        before = self.init_cache(len(tokens), 1) if cache is None else cache
+
+        def step(state, new):
+            state = state / 2 + new
+            return state, state
+
+        hidden, after = before.scan(step, params["embedding"][tokens])
+        hidden = hidden + params["place"][positions % PLACES]
+        return ModelOutput(hidden @ params["head"]["kernel"], hidden, cache and after)
+
+
+@struct.dataclass
+class KeepsRejected(RecurrentCache):
+    """Commits the state after all drafts of a pass, the rejected ones too."""
+
+    @classmethod
+    def create(cls, state):
+        return cls(state, jnp.zeros(len(state), jnp.int32))
+
+    def stage(self, states):
+        return KeepsRejected(self.state, self.length, states)
+
+    def commit(self, count, path=None):
+        after = super().commit(jnp.where(count > 0, self.staged.shape[1], 0), path)
+        return KeepsRejected(after.state, self.length + count)
 
 
 @struct.dataclass

@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
+from table_model import TokenCache
 
 from specjax import Decoder, Rejection, Sampling, sampling
 from specjax.methods import DraftSource
@@ -377,3 +379,75 @@ class ReversedSiblings(StaticTree):
         leaves = proposal.tokens[:, -last:].reshape(-1, last // children, children)[..., ::-1]
         tokens = proposal.tokens.at[:, -last:].set(leaves.reshape(-1, last))
         return proposal.replace(tokens=tokens), state
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherRowsAboveTwo(Chain):
+    """From the third row on it reports the distributions of the row before."""
+
+    def propose(self, params, state, context):
+        proposal, state = super().propose(params, state, context)
+        row = jnp.arange(len(proposal.tokens))[:, None, None]
+        others = jnp.roll(proposal.logits, 1, axis=0)
+        return proposal.replace(logits=jnp.where(row < 2, proposal.logits, others)), state
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherGroupsSlots(Chain):
+    """Reads the cache of its draft model by the slots of another group of layers, which hold the
+    tokens one later."""
+
+    def propose(self, params, state, context):
+        proposal, state = super().propose(params, self._moved(state, 1), context)
+        return proposal, self._moved(state, -1)
+
+    def _moved(self, state, by):
+        def move(x):
+            return x.replace(tokens=jnp.roll(x.tokens, by, axis=1)) if self._holds(x) else x
+
+        return jax.tree.map(move, state, is_leaf=self._holds)
+
+    @staticmethod
+    def _holds(x):
+        return isinstance(x, TokenCache)
+
+
+class PrefixWithDrafts(Faulty):
+    """Every second row begins from a copy of a cache that was made between a draft and its
+    rejection: the last token that was read is another one."""
+
+    def prefill(self, params, prompt, prompt_length, **more):
+        rows = np.arange(len(prompt))
+        at = np.maximum(prompt_length - 2, 0)
+        copied = (rows % 2 == 1) & (prompt_length > 1)
+        drafted = prompt.copy()
+        other = (prompt[rows, at] + 1) % self.target.vocab_size
+        drafted[rows, at] = np.where(copied, other, prompt[rows, at])
+        state = super().prefill(params, drafted, prompt_length, **more)
+        return state.replace(tokens=state.tokens.at[rows, at].set(prompt[rows, at]))
+
+
+class CorruptsSomeTexts(Faulty):
+    """In one of a hundred texts the last token of the first step is another one."""
+
+    def after(self, state, after, info):
+        drawn = jax.vmap(lambda key: jax.random.randint(jax.random.fold_in(key, 77), (), 0, 100))(
+            state.key
+        )
+        last = jnp.take_along_axis(after.tokens, after.length[:, None] - 1, axis=1)[:, 0]
+        ended = (last[:, None] == state.eos).any(1)
+        chosen = (drawn == 0) & (state.stats.emitted == 0) & ~state.done & ~ended
+        other = (last + 1) % (self.target.vocab_size - 1)
+        rows = jnp.arange(len(last))
+        tokens = after.tokens.at[rows, after.length - 1].set(jnp.where(chosen, other, last))
+        return after.replace(tokens=tokens)
+
+
+class KeepsTheBlock(Faulty):
+    """Keeps a token of the block behind an EOS."""
+
+    def after(self, state, after, info):
+        last = jnp.take_along_axis(after.tokens, after.length[:, None] - 1, axis=1)
+        inside = (last == state.eos).any(1) & (info.num_accepted + 1 > info.count) & ~state.done
+        length = after.length + (inside & (after.length < state.limit))
+        return after.replace(length=length)

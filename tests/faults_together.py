@@ -29,10 +29,12 @@ RULES: tuple[type[Rejection], ...] = (
 DECODERS: tuple[type[Decoder], ...] = (
     Decoder, faults.Unwarped, faults.MixedUp, faults.EndsWithBlocks, faults.CountsPastTheEnd,
     faults.CountsPadding, faults.PaddingTemperature, faults.HalvedKey, faults.KeyOfTheRow,
-    faults.FirstRowDecides, faults.PenaltiesAtTheRoot,
+    faults.FirstRowDecides, faults.PenaltiesAtTheRoot, faults.CorruptsSomeTexts,
+    faults.KeepsTheBlock,
 )  # fmt: skip
 CHAINS: tuple[type[Chain], ...] = (
     Chain, faults.ArgmaxDraft, faults.RepeatedNoise, faults.DropsUnlikely, faults.RawQ,
+    faults.OtherRowsAboveTwo,
 )  # fmt: skip
 """The right part first, and wrong ones that leave every array its shape."""
 

@@ -40,7 +40,7 @@ from specjax.decoding import Decoder
 from specjax.parallel import leader
 from specjax.processors import Processors
 from specjax.proposers import NoProposer
-from specjax.rules import Match
+from specjax.rules import Match, SyntheticAcceptance
 from specjax.sampling import Sampling
 from specjax.types import Params
 
@@ -99,6 +99,11 @@ def audit(
       >>> specjax.audit(decoder, params, [[5, 6, 7], [8, 9]], **few).passed
       True
     """
+    if isinstance(decoder.rule, SyntheticAcceptance):
+        raise ValueError(
+            f"{decoder.rule} accepts drafts whatever they are, so an audit of it says nothing: "
+            "pass the rule with which you decode, such as Match()"
+        )
     ids = [list(prompt) for prompt in prompts]
     chosen, processors = _split(settings)
     _check(decoder, ids, max_new_tokens, samples, num_tokens, rows, significance)

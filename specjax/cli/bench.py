@@ -12,13 +12,15 @@ from typing import cast
 
 import specjax
 from specjax import plot
-from specjax.cli.report import Facts, Measured, Row, label, print_report
+from specjax.cli import answers
+from specjax.cli.asking import Asking, DatasetOptions
+from specjax.cli.entries import Entry, Work
+from specjax.cli.report import Facts, Measured, Row, label, print_categories, print_report
+from specjax.cli.result_files import write_aiperf, write_vllm
 from specjax.contract import Rule
 from specjax.generation import Options, check_length, encode
 from specjax.measure import (
     PromptCounts,
-    Sample,
-    Timed,
     alpha_and_tau,
     describe,
     first_calls,
@@ -47,6 +49,7 @@ from specjax.options.speculation import (
     number_of,
     reads,
 )
+from specjax.options.synthetic import SyntheticOptions
 from specjax.parallel import leader
 
 _LOOKAHEADS = (1, 2, 4, 6, 8)
@@ -75,24 +78,8 @@ class _Drafts:
         return facts
 
 
-class _Entry(Timed):
-    """A row to be measured: `generate` with these options, on each prompt."""
-
-    def __init__(
-        self, target: specjax.LanguageModel, prompts: list[str], options: Options, facts: Facts
-    ) -> None:
-        super().__init__(f"{label(facts)} with {facts['rule']}", len(prompts))
-        self.facts, self.outputs = facts, dict[int, specjax.Output]()
-        self._target, self._prompts, self._options = target, prompts, options
-
-    def run(self, item: int) -> Sample:
-        output = specjax.generate(self._target, self._prompts[item], **self._options)
-        self.outputs[item] = output
-        return Sample(output.stats.seconds, output.stats.compile_seconds)
-
-
 @dataclasses.dataclass(frozen=True)
-class ComparedOptions(NumberOptions, RuleNumbers):
+class ComparedOptions(NumberOptions, RuleNumbers, SyntheticOptions):
     """The proposers and rules that are compared, with several numbers of drafts."""
 
     group = "speculation"
@@ -116,7 +103,7 @@ class ComparedOptions(NumberOptions, RuleNumbers):
 @dataclasses.dataclass(frozen=True)
 class BenchOptions(
     DeviceOptions, ProcessOptions, ProcessorOptions, FilterOptions, ComparedOptions, ModelOptions,
-    PromptOptions,
+    DatasetOptions, PromptOptions,
 ):  # fmt: skip
     """The options of `specjax bench`."""
 
@@ -130,7 +117,9 @@ class BenchOptions(
     rounds: int = option(
         5, "measured rounds, after one round that compiles; 0 measures acceptance only"
     )
-    limit_prompts: int = option(0, "use at most this many prompts; 0 uses all")
+    limit_prompts: int = option(
+        0, "use at most this many prompts, or questions of each category; 0 uses all"
+    )
     json: bool = option(False, "print one JSON object and nothing else")
     save: str | None = option(None, "write that JSON object to this file", metavar="FILE")
     plot: str | None = option(None, "draw alpha, tau and speed-up to this file", metavar="FILE")
@@ -145,21 +134,44 @@ def main(prog: str, argv: list[str]) -> None:
         )
     if arguments.plot:
         plot.new_figure()  # without matplotlib this raises before the measurement, not after it
-    prompts = arguments.prompts()
-    prompts = prompts[: arguments.limit_prompts or len(prompts)]
+    if arguments.dataset is not None and (arguments.prompt or arguments.prompt_file):
+        raise ValueError("pass either prompts or --dataset, not both")
+    prompts = None if arguments.dataset else arguments.prompts()
     # As for `generate`, `auto` has a draft model only if one is passed.
     drafted = DRAFTED if arguments.draft is None else (*DRAFTED, "auto")
     models = load_models(arguments, arguments.proposers, arguments.rules, arguments.devices())
-    target = models.target
-    entries, impossible = _entries(arguments, models, drafted, prompts)
+    target, asking = models.target, None
+    if prompts is None:
+        new = arguments.max_new_tokens
+        asking = Asking.of(arguments, target, arguments.limit_prompts, new)
+        work = _questions(asking)
+    else:
+        work = _prompts(target, prompts[: arguments.limit_prompts or len(prompts)])
+    entries, impossible = _entries(arguments, models, drafted, work)
     report = {
         **describe(),
         "dtype": target.model.dtype.name,
-        "prompts": len(prompts),
+        "prompts": work.items,
         "max_new_tokens": arguments.max_new_tokens,
         "impossible": impossible,
     }
-    measured = _measure(entries, arguments.rounds)
+    if asking is not None:
+        chosen = dataclasses.asdict(arguments)
+        named = ("dataset", "subset", "seed", "thinking")
+        report |= {name: chosen[name] for name in named} | {"chat": asking.chat}
+    if synthetic := arguments.synthetic():
+        report["synthetic_acceptance"] = str(synthetic)
+    scored = asking if arguments.accuracy else None
+    measured = _measure(entries, arguments.rounds, work, scored)
+    if asking is not None and leader():
+        drafting = [entry for entry in entries if entry.facts["drafted"]]
+        if arguments.save_vllm:
+            write_vllm(pathlib.Path(arguments.save_vllm), asking, drafting, report)
+        if arguments.save_aiperf:
+            dataset = f"speed_bench_{arguments.subset}"
+            if arguments.dataset != "speed-bench":
+                dataset = f"spec_al_{(arguments.dataset or '').replace('-', '')}"
+            write_aiperf(pathlib.Path(arguments.save_aiperf), dataset, asking, drafting)
     if arguments.save and leader():
         text = json.dumps({**report, **measured}, indent=1)
         pathlib.Path(arguments.save).write_text(text + "\n")
@@ -169,11 +181,35 @@ def main(prog: str, argv: list[str]) -> None:
         print(json.dumps({**report, **measured}))
     else:
         print_report(report, impossible, measured)
+        print_categories(measured)
+
+
+def _prompts(target: specjax.LanguageModel, prompts: list[str]) -> Work:
+    def run(item: int, options: Options, thinking: str | None) -> list[specjax.Output]:
+        return [specjax.generate(target, prompts[item], **options)]
+
+    return Work(len(prompts), run, encode(target, prompts), {})
+
+
+def _questions(asking: Asking) -> Work:
+    categories: dict[str, list[int]] = {}
+    for item, question in enumerate(asking.questions):
+        categories.setdefault(question.category, []).append(item)
+    ids = [asking.prompts(item, [], None)[0] for item in range(len(asking.questions))]
+    return Work(len(asking.questions), asking.ask, ids, categories)
+
+
+def _temperatures(arguments: BenchOptions, target: specjax.LanguageModel) -> Sequence[float | None]:
+    """Returns the temperatures: by default the target's, and 0 before it for a dataset."""
+    if arguments.temperature or arguments.dataset is None:
+        return arguments.temperature or (None,)
+    own = target.settings()["temperature"]
+    return (0.0, own) if own else (0.0,)
 
 
 def _entries(
-    arguments: BenchOptions, models: Models, drafted: Sequence[str], prompts: list[str]
-) -> tuple[list[_Entry], list[tuple[str, str]]]:
+    arguments: BenchOptions, models: Models, drafted: Sequence[str], work: Work
+) -> tuple[list[Entry], list[tuple[str, str]]]:
     """Returns the rows to measure, and the pairs (proposer, rule) that cannot be combined.
 
     The first row of each temperature is plain decoding.  The kinds in `drafted` take the draft.
@@ -183,7 +219,7 @@ def _entries(
         together; raised before anything is compiled.
     """
     target, undrafted_models = models.target, dataclasses.replace(models, draft=None)
-    drafts, ids = [], encode(target, prompts)
+    drafts, ids = [], work.ids
     check_length("target", target, ids, arguments.max_new_tokens)
     for kind in dict.fromkeys(arguments.proposers):
         for numbers, branching in _variants(given(arguments), kind):
@@ -198,34 +234,54 @@ def _entries(
                 check_length("draft", drafter.reader, ids, arguments.max_new_tokens)
             drafts.append(_Drafts(kind, drafter, branching))
 
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     impossible: dict[tuple[str, str], None] = {}  # a set that keeps its order
     rules = {name: make_rule(arguments, name) for name in dict.fromkeys(arguments.rules)}
+    synthetic = arguments.synthetic()
+    if synthetic is not None:
+        if arguments.rules != ("match",):
+            raise ValueError(
+                f"--rules {' '.join(arguments.rules)} and synthetic acceptance both say which "
+                "drafts are accepted: leave one of them out"
+            )
+        for each in drafts:
+            synthetic.check_depth(each.drafter.proposer.max_depth)
+        rules = {"synthetic": synthetic}
     plain = _Drafts("none", specjax.Drafter(specjax.NoProposer()), None)
-    temperatures = arguments.temperature or (None,)
-    for temperature in temperatures:
+    temperatures = _temperatures(arguments, target)
+    kinds = list(itertools.product(temperatures, arguments.thinking or (None,)))
+    for temperature, thinking in kinds:
         options: Options = {
             **arguments.sampled(target, temperature),
             **arguments.processing(target),
         }
+        if synthetic is not None:  # texts end at their limit, whatever tokens were accepted
+            options["eos"] = []
         used = target.settings(temperature=temperature)["temperature"]
-        facts = plain.facts("match", specjax.Match(), used)
+        facts = _thinking(plain.facts("match", specjax.Match(), used), thinking)
         undrafted: Options = {**options, "drafter": plain.drafter}
-        entries.append(_Entry(target, prompts, undrafted, facts))
+        entries.append(Entry(work, undrafted, facts))
         for (name, rule), each in itertools.product(rules.items(), drafts):
-            facts = each.facts(name, rule, used)
+            facts = _thinking(each.facts(name, rule, used), thinking)
             if rule.chain_only and not each.drafter.proposer.is_chain:
                 impossible[label(facts), name] = None
             elif (each.kind, name) != ("none", "match"):
                 how: Options = {**options, "drafter": each.drafter, "rule": rule}
-                entries.append(_Entry(target, prompts, how, facts))
-    if len(entries) == len(temperatures) and impossible:
+                entries.append(Entry(work, how, facts))
+    if len(entries) == len(kinds) and impossible:
         raise ValueError(
             f"--rules {' '.join(rules)} supports chains only, and --proposers "
             f"{' '.join(arguments.proposers)} proposes trees: use another rule, such as match, "
             "or a proposer of chains, such as draft"
         )
     return entries, list(impossible)
+
+
+def _thinking(facts: Facts, thinking: str | None) -> Facts:
+    """Adds to the facts whether the chat template's enable_thinking is on."""
+    if thinking is not None:
+        facts["thinking"] = thinking
+    return facts
 
 
 def _variants(
@@ -244,34 +300,53 @@ def _variants(
     return [(default, None)]
 
 
-def _measure(entries: list[_Entry], rounds: int) -> Measured:
+def _measure(
+    entries: list[Entry], rounds: int, work: Work, scored: Asking | None = None
+) -> Measured:
     first_calls(entries)
     take_turns(entries, rounds)
-    rows, plain = [], entries[0]
+    rows, by_category, plain = [], list[Row](), entries[0]
     for entry in entries:
         if not entry.facts["drafted"] and entry.facts["rule"] == "match":
             plain = entry
-        rows.append(_row(entry, plain))
+        rows.append(_row(entry, plain, range(work.items), scored))
+        for name, items in work.categories.items():
+            by_category.append({**_row(entry, plain, items, scored), "category": name})
     return {
+        "categories": by_category,
         "samples": sum(len(each) for entry in entries for each in entry.seconds),
         "dropped": sum(entry.dropped for entry in entries),
         "rows": rows,
     }
 
 
-def _row(entry: _Entry, plain: _Entry) -> Row:
-    outputs = [entry.outputs[item] for item in sorted(entry.outputs)]
+def _row(entry: Entry, plain: Entry, items: Sequence[int], scored: Asking | None) -> Row:
+    """Returns the figures of an entry on these items, which are compared with plain decoding."""
+    outputs = {item: entry.outputs[item] for item in items}
+    stats = {item: [output.stats for output in each] for item, each in outputs.items()}
     # Speeds are compared on the prompts for which both rows have an undisturbed sample.
-    clean = [n for n in range(len(outputs)) if entry.seconds[n] and plain.seconds[n]]
+    clean = [n for n in items if entry.seconds[n] and plain.seconds[n]]
     seconds, before = (medians([e.seconds[n] for n in clean]) for e in (entry, plain))
-    rate = interval([outputs[n].stats.tokens for n in clean], seconds)
+    rate = interval([sum(s.tokens for s in stats[n]) for n in clean], seconds)
     speedup = interval(before, seconds)
     # Above temperature 0 only `match` promises the same tokens.
     comparable = entry.facts["rule"] == "match" or entry.facts["temperature"] == 0
-    same = sum(output.tokens == plain.outputs[n].tokens for n, output in enumerate(outputs))
-    figures = alpha_and_tau(PromptCounts.from_summaries(output.stats for output in outputs))
-    return {
+    comparable = comparable and entry.facts["rule"] != "synthetic"
+    same = sum(
+        [o.tokens for o in each] == [o.tokens for o in plain.outputs[n]]
+        for n, each in outputs.items()
+    )
+    each_prompt = [PromptCounts.from_summaries(summaries) for summaries in stats.values()]
+    figures = alpha_and_tau(PromptCounts.summed(each_prompt))
+    accepted, drafting = (
+        [sum(getattr(s, name) for s in each) for each in stats.values()]
+        for name in ("accepted", "drafting")
+    )
+    more = interval(accepted, drafting)
+    made: Row = {
         **entry.facts,
+        "prompts": len(items),
+        "acceptance_length": None if more is None else (1 + more[0], 1 + more[1], 1 + more[2]),
         "alpha": figures["alpha"],
         "tau": figures["tau"],
         "tokens_per_second": rate and rate[0],
@@ -284,3 +359,10 @@ def _row(entry: _Entry, plain: _Entry) -> Row:
         "first_call_seconds": entry.first,
         "same_tokens": same if comparable else None,
     }
+    if scored is not None:
+        right = [
+            answers.score(scored.questions[n], each[-1].text[0], scored.chat)
+            for n, each in outputs.items()
+        ]
+        made["accuracy"] = interval([bool(r) for r in right], [1] * len(right))
+    return made

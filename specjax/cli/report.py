@@ -18,6 +18,7 @@ class Facts(TypedDict):
     rule: str
     exact: bool
     temperature: float
+    thinking: NotRequired[str]  # "on" or "off", of the chat template
 
 
 class Row(Facts):
@@ -25,6 +26,10 @@ class Row(Facts):
 
     alpha: Interval | None
     tau: Interval | None
+    prompts: int
+    acceptance_length: Interval | None  # 1 + accepted drafts / passes with drafts
+    category: NotRequired[str]  # of a dataset
+    accuracy: NotRequired[Interval | None]  # share of right answers
     tokens_per_second: float | None
     tokens_per_second_interval: tuple[float, float] | None
     speedup: float | None
@@ -38,6 +43,7 @@ class Measured(TypedDict):
     samples: int
     dropped: int
     rows: list[Row]
+    categories: list[Row]  # of a dataset: the same for each category
 
 
 def label(facts: Facts) -> str:
@@ -46,7 +52,7 @@ def label(facts: Facts) -> str:
 
 
 _COLUMNS = (
-    "proposer", "depth", "drafts", "rule", "alpha", "tau", "tokens/s", "speed-up",
+    "proposer", "depth", "drafts", "rule", "AL", "alpha", "tau", "tokens/s", "speed-up",
     "median", "same tokens", "first call, s",
 )  # fmt: skip
 
@@ -61,21 +67,61 @@ def print_report(
     )
     for proposer, rule in impossible:
         print(f"not possible: {proposer} with {rule}, which supports chains only")
-    by_temperature = itertools.groupby(measured["rows"], key=lambda row: row["temperature"])
-    for temperature, rows in by_temperature:
-        print(f"\ntemperature {temperature:g}\n\n| {' | '.join(_COLUMNS)} |")
-        print("|" + "---|" * len(_COLUMNS))
-        for row in rows:
+    if synthetic := report.get("synthetic_acceptance"):
+        print(f"{synthetic} accepts drafts, right or wrong: texts are worthless, exact=False")
+    for kind, rows in itertools.groupby(measured["rows"], key=_kind):
+        listed = list(rows)
+        scored = "accuracy" in listed[0]
+        columns = (*_COLUMNS, *["accuracy"] * scored)
+        print(f"\n{kind}\n\n| {' | '.join(columns)} |")
+        print("|" + "---|" * len(columns))
+        for row in listed:
             speed, speedup = row["tokens_per_second"], row["speedup"]
             ends, median = row["speedup_interval"], row["speedup_median"]
             same = "" if row["same_tokens"] is None else f"{row['same_tokens']}/{report['prompts']}"
             cells = [
                 label(row), row["num_drafts"], row["drafted"],
                 row["rule"] + ("" if row["exact"] else " (exact=False)"),
-                show(row["alpha"], ".3f"), show(row["tau"], ".2f"),
+                show(row["acceptance_length"], ".2f"), show(row["alpha"], ".3f"),
+                show(row["tau"], ".2f"),
                 "" if speed is None else f"{speed:.0f}",
                 show(None if speedup is None or ends is None else (speedup, *ends), ".2f"),
                 "" if median is None else f"{median:.2f}",
                 same, f"{row['first_call_seconds']:.1f}",
+                *[show(row.get("accuracy"), ".3f")] * scored,
             ]  # fmt: skip
             print("| " + " | ".join(map(str, cells)) + " |")
+
+
+def _kind(row: Row) -> str:
+    """Returns the heading of a table."""
+    thinking = f", thinking {row['thinking']}" if "thinking" in row else ""
+    return f"temperature {row['temperature']:g}{thinking}"
+
+
+def print_categories(measured: Measured) -> None:
+    """Prints, for each proposer of a dataset, a row for each category."""
+    rows = [row for row in measured["categories"] if row["drafted"]]
+    for kind, some in itertools.groupby(rows, key=_kind):
+        for (name, rule), each in itertools.groupby(some, key=lambda r: (_long(r), r["rule"])):
+            listed = list(each)
+            scored = "accuracy" in listed[0]
+            columns = ("category", "questions", "AL", "alpha", "speed-up", "same tokens")
+            columns = (*columns, *["accuracy"] * scored)
+            print(f"\n{kind}: {name} with {rule}\n\n| {' | '.join(columns)} |")
+            print("|" + "---|" * len(columns))
+            for row in listed:
+                ends, speedup = row["speedup_interval"], row["speedup"]
+                same = row["same_tokens"]
+                cells = [
+                    row.get("category"), row["prompts"], show(row["acceptance_length"], ".2f"),
+                    show(row["alpha"], ".3f"),
+                    show(None if speedup is None or ends is None else (speedup, *ends), ".2f"),
+                    "" if same is None else f"{same}/{row['prompts']}",
+                    *[show(row.get("accuracy"), ".3f")] * scored,
+                ]  # fmt: skip
+                print("| " + " | ".join(map(str, cells)) + " |")
+
+
+def _long(row: Row) -> str:
+    return f"{label(row)}, {row['num_drafts']} drafts"

@@ -15,6 +15,7 @@ from specjax.options.command import parse
 from specjax.options.exits import say
 from specjax.options.fields import Options, option
 from specjax.options.models import DeviceOptions, ModelOptions, load_models
+from specjax.options.synthetic import SyntheticOptions
 from specjax.options.waiting import progress
 from specjax.serve import Engine, ServerOptions, check_packages, run_server
 
@@ -39,6 +40,9 @@ class ServedOptions(Options):
         'folder of a draft model, or org/name, for the drafter "draft"; default: the shipped '
         "draft, with the shipped target",
     )
+    draft_window: int | None = option(
+        None, "the draft model attends to so many of the last tokens only, and keeps no more"
+    )
     drafter: tuple[str, ...] = option(
         (),
         "folder of a drafter that was trained for the target (EAGLE-3, DFlash, ...); repeat the "
@@ -57,7 +61,7 @@ class ServedOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftingOptions(Options):
+class DraftingOptions(SyntheticOptions):
     """The drafters that are offered, and the default."""
 
     group = "speculation"
@@ -150,7 +154,10 @@ def main(prog: str, argv: list[str]) -> None:
     )
     check_packages()
     drafted = arguments.draft is not None or arguments.target is None
-    named = ModelOptions(arguments.target, arguments.draft, None, arguments.dtype)
+    named = ModelOptions(
+        arguments.target, arguments.draft, draft_window=arguments.draft_window,
+        dtype=arguments.dtype,
+    )  # fmt: skip
     kinds = ["draft"] if drafted else ["ngram"]
     models = load_models(named, kinds, devices=arguments.devices())
     target, draft = models.target, models.draft
@@ -170,9 +177,10 @@ def main(prog: str, argv: list[str]) -> None:
         if not set(words) <= set(loaded):
             raise ValueError(f"--default {first}: there are {', '.join(loaded)}, and none")
         loaded = {word: loaded[word] for word in (*words, *loaded)}
-    size = arguments.constraint_size
+    synthetic = arguments.synthetic()
+    size = arguments.constraint_size if synthetic is None else (0, 0)
     expected = arguments.expected
-    if expected is None:
+    if expected is None and synthetic is None:
         expected = min(254, max([0, *(part.proposer.max_depth for part in loaded.values())]))
     with progress("compiling"):
         engine = Engine(
@@ -187,6 +195,7 @@ def main(prog: str, argv: list[str]) -> None:
             constraint_size=size if any(size) else None,
             cache_tokens=arguments.cache_tokens,
             expected=expected or None,
+            synthetic_acceptance=synthetic,
         )
     key = arguments.api_key or os.environ.get(_KEY) or None
     if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:
@@ -199,6 +208,8 @@ def main(prog: str, argv: list[str]) -> None:
         arguments.max_texts,
         arguments.admin,
     )
+    if synthetic is not None:
+        say(f"specjax serve: {synthetic} accepts drafts whatever they are: texts are worthless")
     offered = ", ".join(["none", *loaded])
     run_server(
         engine,

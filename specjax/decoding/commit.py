@@ -86,6 +86,7 @@ def count(stats: Stats, info: StepInfo, live: Array) -> Stats:
         jnp.minimum(info.num_accepted, info.count),
         tested,
         jnp.where(live, proposed, 0),
+        (live & (proposed > 0)).astype(jnp.int32),
     )
     if platform_of_shapes() == "gpu":
         # Of a single row XLA:GPU joins no additions, unless they read one array of several numbers.

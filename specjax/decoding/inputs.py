@@ -157,7 +157,7 @@ def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) ->
     try:
         out = jax.eval_shape(function, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
     except Exception as error:  # whatever a user's function may raise
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise ValueError(
             f"logits_processor={shown(function)} cannot be traced ({reason}); {wanted}"
         ) from error

@@ -250,5 +250,5 @@ def _of_rows(decoder: Parts, mesh: Mesh | None, cache: Cache, inputs: RowInputs)
         eos=eos,
         processors=processors,
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
-        stats=Stats(zero, zero, zero, zero, zero),
+        stats=Stats(zero, zero, zero, zero, zero, zero),
     )

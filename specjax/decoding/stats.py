@@ -6,6 +6,9 @@ acceptance_rate (alpha)      accepted drafts / judged drafts.  On a chain the dr
                              by all proposed drafts, and is lower.
 mean_accepted_length (tau)   new tokens / target passes, so plain decoding has 1; also called
                              tokens_per_pass.
+acceptance_length (AL)       1 + accepted drafts / passes with drafts, the figure of vLLM, SGLang
+                             and SPEED-Bench.  It leaves out passes in which nothing was drafted,
+                             so for a proposer that abstains it is above tau.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ class Summary:
     # and the share that was expected; else None.
     hit_rate: float | None = None
     expected_hit_rate: float | None = None
+    proposed: int = 0  # drafts, whether judged or not
+    drafting: int = 0  # target passes with at least one draft
 
     @property
     def tokens_per_second(self) -> float:
@@ -43,6 +48,11 @@ class Summary:
     def tokens_per_pass(self) -> float:
         """Another name for `mean_accepted_length`."""
         return self.mean_accepted_length
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Returns 1 + accepted / drafting, as SPEED-Bench has it; None without drafts."""
+        return 1 + self.accepted / self.drafting if self.drafting else None
 
     def __str__(self) -> str:
         alpha = "no drafts" if self.acceptance_rate is None else f"alpha {self.acceptance_rate:.3f}"
@@ -82,6 +92,8 @@ def summarize(stats: Stats, tokens: int, seconds: float, compile_seconds: float 
         tested=int(np.sum(stats.tested)),
         seconds=seconds,
         compile_seconds=compile_seconds,
+        proposed=int(np.sum(stats.proposed)),
+        drafting=int(np.sum(stats.drafting)),
     )
 
 

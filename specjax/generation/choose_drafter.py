@@ -18,7 +18,14 @@ from specjax.drafters import (
     expecting,
 )
 from specjax.generation.request import DEPTH, Request
-from specjax.methods import BoundDrafter, Drafter, first_of, make_drafter, with_draft
+from specjax.methods import (
+    BoundDrafter,
+    Drafter,
+    first_of,
+    make_drafter,
+    window_draft,
+    with_draft,
+)
 from specjax.models import LanguageModel, for_several_devices
 from specjax.parallel import alike, mesh_of
 from specjax.proposers import NoProposer
@@ -27,17 +34,22 @@ from specjax.tuning import about, saved_plan
 
 
 def choose_drafter(
-    target: LanguageModel, request: Request, rule: Rule, temperature: np.ndarray, mesh: Mesh | None
+    target: LanguageModel,
+    request: Request,
+    rule: Rule,
+    temperature: np.ndarray,
+    mesh: Mesh | None,
+    context: int,
 ) -> tuple[Drafter, np.ndarray | None]:
     """Returns the drafter, and the greatest depth of each row's drafts [B]; None sets no limit.
 
-    `temperature` [B] is that of each row.
+    `temperature` [B] is that of each row, and `context` the tokens of the longest text.
 
     Raises:
       ValueError: parts that do not fit each other or the target; the message has the fix.
     """
     depth, drafts = drafts_of(target, request.num_drafts, len(temperature))
-    draft = _draft(request.draft, mesh)
+    draft = _draft(request.draft, request.draft_window, mesh)
     beside = f"with draft={draft and draft.name}"
     kind = request.draft_dtype
     on = None if draft is None else mesh_of(draft.params)
@@ -53,7 +65,7 @@ def choose_drafter(
             "both with the same mesh=",
         ),
     )
-    drafter = _drafter(target, request, rule, draft, max(depth, 1), temperature)
+    drafter = _drafter(target, request, rule, draft, max(depth, 1), temperature, context)
     if depth == 0:
         return BoundDrafter(NoProposer()), drafts
     proposer = drafter.proposer
@@ -63,11 +75,11 @@ def choose_drafter(
 
 
 def _by_plan(
-    target: LanguageModel, auto: Drafter, trees: Drafter, temperature: np.ndarray
+    target: LanguageModel, auto: Drafter, trees: Drafter, temperature: np.ndarray, context: int
 ) -> Drafter:
     """Returns `auto`, or the faster drafter of a saved plan that was made from `trees`."""
     decoder = Decoder(target.model, auto.proposer, Match())
-    plan = saved_plan(about(decoder, len(temperature), bool((temperature > 0).any())))
+    plan = saved_plan(about(decoder, len(temperature), bool((temperature > 0).any()), context))
     faster = None if plan is None or plan.tree is None else plan.tree.made_from(trees)
     return auto if faster is None else faster
 
@@ -99,6 +111,7 @@ def _auto(
     drafts: LanguageModel | Drafter | None,
     depth: int,
     temperature: np.ndarray,
+    context: int,
 ) -> Drafter:
     """Returns the drafter of `proposer="auto"`, and of a request that names no drafter.
 
@@ -126,7 +139,7 @@ def _auto(
         chosen = adaptive(chain, expecting(deep) if request.expected is not None else None)
         # The tree of a plan has all of its drafts, and none of them is from a document.
         follows = trees and not numbered and request.documents is None and request.expected is None
-        return _by_plan(target, chosen, drafts, temperature) if follows else chosen
+        return _by_plan(target, chosen, drafts, temperature, context) if follows else chosen
     kind, draft, expects = request.draft_dtype, drafts, request.expected is not None
     if why is None and (named or draft is None or not numbered):
         return automatic(target, draft, kind, depth if numbered else CHAIN, expects)
@@ -142,14 +155,15 @@ def _drafter(
     draft: LanguageModel | None,
     depth: int,
     temperature: np.ndarray,
+    context: int,
 ) -> Drafter:
     asked = request.proposer if request.drafter is None else request.drafter
     if asked is None or (isinstance(asked, str) and asked == "auto"):
-        return _auto(target, request, rule, draft, depth, temperature)
+        return _auto(target, request, rule, draft, depth, temperature, context)
     if request.drafter is not None:
         is_auto = isinstance(request.proposer, str) and request.proposer == "auto"
         if is_auto and isinstance(request.drafter, Drafter) and draft is None:
-            return _auto(target, request, rule, request.drafter, depth, temperature)
+            return _auto(target, request, rule, request.drafter, depth, temperature, context)
         fields = {"draft": request.draft, "proposer": request.proposer}
         others = [name for name, value in fields.items() if value is not None]
         if others:
@@ -182,9 +196,14 @@ def _drafter(
     )
 
 
-def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
+def _draft(draft: object, window: object, mesh: Mesh | None) -> LanguageModel | None:
     if draft is None:
+        if window is not None:
+            raise ValueError(f"draft_window={shown(window)} is used with draft=; leave it out")
         return draft
     cure = "what specjax.load(folder) returns, a folder, or org/name"
     loaded = instance("draft", draft, LanguageModel, cure)
+    if window is not None:
+        wanted = "a whole number of tokens, at least 1"
+        loaded = window_draft(loaded, whole("draft_window", window, 1, 2**31 - 1, wanted))
     return for_several_devices(loaded) if mesh is not None and mesh.size > 1 else loaded

@@ -16,7 +16,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax._internal.checks import each, flag, hashable, instance, items, settle, shown, whole
+from specjax._internal.checks import (
+    each,
+    flag,
+    hashable,
+    instance,
+    items,
+    number,
+    settle,
+    shown,
+    whole,
+)
 from specjax.caches import SPARE_SLOTS
 from specjax.constraints import Matcher, check_least, constraints_of, matchers_of
 from specjax.contract import Proposer, Rule
@@ -37,7 +47,7 @@ from specjax.models import LanguageModel, for_several_devices
 from specjax.overlap import Overlapped, overlapped
 from specjax.parallel import mesh_holding, mesh_of, row_parts
 from specjax.processors import Processors
-from specjax.rules import RULES, Match
+from specjax.rules import RULES, Match, SyntheticAcceptance
 from specjax.sampling import Sampling, temperatures
 from specjax.text import Texts
 
@@ -79,6 +89,11 @@ class Prepared:
         return -len(self.lengths) % parts
 
     @property
+    def context(self) -> int:
+        """The most tokens of a text, prompt included."""
+        return int(self.lengths.max()) + self.new
+
+    @property
     def samples(self) -> bool:
         """True if a row has a temperature above 0."""
         return bool(np.any(np.asarray(self.sampling.temperature) > 0))
@@ -116,7 +131,7 @@ def prepare(
         if request.proposer is None and request.drafter is None and request.num_drafts is None:
             # The draft itself, and not a choice between it and others in every step.
             request = dataclasses.replace(request, num_drafts=DEPTH)
-    rule, stream, stops = _rule(request.rule), flag("stream", stream), _stops(target, request.stop)
+    rule, stream, stops = _rule(request), flag("stream", stream), _stops(target, request.stop)
     wanted = f"a whole number, at least 1 and at most {_GREATEST}"
     new = whole("max_new_tokens", request.max_new_tokens, 1, _GREATEST, wanted)
     size, logprobs = target.model.vocab_size, request.logprobs
@@ -153,8 +168,11 @@ def prepare(
     check_least(automata, least)
     heat = temperatures(settings["temperature"], rows)
     drafter, drafts = choose_drafter(
-        target, request, rule, heat, mesh if draft_mesh is None else draft_mesh
+        target, request, rule, heat, mesh if draft_mesh is None else draft_mesh, longest + new
     )
+    if isinstance(rule, SyntheticAcceptance):
+        most = drafter.proposer.max_depth if drafts is None else int(drafts.max())
+        rule.check_depth(min(drafter.proposer.max_depth, most))
     check_length("target", target, ids, new)
     if drafter.reader is not None:
         check_length("draft", drafter.reader, ids, new)
@@ -272,7 +290,25 @@ def seeds_of(seed: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array(seeds, np.uint32), index if items(seed) is None else np.zeros_like(index)
 
 
-def _rule(rule: object) -> Rule:
+def _rule(request: Request) -> Rule:
+    rule: object = request.rule
+    synthetic: object = request.synthetic_acceptance
+    if synthetic is not None:
+        for name in ("rule", "constraint"):
+            if (value := getattr(request, name)) is not None:
+                raise ValueError(
+                    f"synthetic_acceptance={shown(synthetic)} accepts drafts whatever they are, "
+                    f"and {name}={shown(value)} cannot hold then: leave one of them out"
+                )
+        if isinstance(synthetic, SyntheticAcceptance):
+            return synthetic
+        plain = number(synthetic)
+        if plain is None or not 0 <= plain <= 1:
+            raise ValueError(
+                f"synthetic_acceptance={shown(synthetic)}; it must lie in [0, 1], or be "
+                "SyntheticAcceptance(length=...) for a mean number of tokens a pass"
+            )
+        return SyntheticAcceptance(rate=float(plain))
     if rule is None:
         return Match()
     if isinstance(rule, str) and rule in RULES:

@@ -26,6 +26,7 @@ from specjax.models import LanguageModel
 from specjax.parallel import mesh_of
 from specjax.processors import LogitsProcessor
 from specjax.proposers import NGram
+from specjax.rules import SyntheticAcceptance
 from specjax.text import Messages
 
 DEPTH = 4
@@ -52,6 +53,8 @@ class Request:
       draft: a smaller model that drafts a chain: what `load` returned, a folder, or "org/name".  A
         draft with another tokenizer proposes the tokens that both vocabularies contain, and a
         warning says once how many these are.
+      draft_window: the draft attends to so many of the last tokens only, and keeps no more, so that
+        its drafts in a long text cost what they cost in a short one; the text stays the same.
       draft_dtype: "int8" or "int4" rounds the draft's weights; the text stays the same.
       proposer: a proposer without weights of its own, such as `NGram()`; or its name, such as
         "ngram" or "tree"; or "module:Name" for your own; or "self-int8" or "self-int4", where
@@ -73,6 +76,8 @@ class Request:
       rule: a rule or its name.  `Match()`, the default, makes the text depend on the seed alone and
         not on the draft.  `BlockVerification()` accepts more at temperature 1 on a chain;
         `Typical()` and `Threshold()` accept more still, but change the distribution.
+      synthetic_acceptance: to measure speed only: accept drafts at this rate, right or wrong, or as
+        `SyntheticAcceptance(length=2.6)` says.  The text is worthless, and the output not exact.
       num_drafts: the greatest depth of drafts (gamma), one, or one per prompt; 0 is plain decoding.
         With `draft` alone, a number makes it draft exactly this deep in every step.  Deeper drafts
         of a proposer or drafter are dropped; None drops no drafts.
@@ -110,12 +115,14 @@ class Request:
     drafter: Drafter | None = None
     draft: LanguageModel | str | None = None
     draft_dtype: Literal["int8", "int4"] | None = None
+    draft_window: int | None = None
     proposer: Proposer | Drafter | str | None = None
     speculative_config: Mapping[str, Any] | None = None
     documents: Documents | Sequence[Documents] | None = None
     expected: Sequence[Sequence[int] | None] | None = None
     adapter: Adapter = None
     rule: Rule | str | None = None
+    synthetic_acceptance: float | SyntheticAcceptance | None = None
     num_drafts: int | Sequence[int] | None = None
     max_new_tokens: int = 128
     temperature: float | Sequence[float] | None = None
@@ -144,12 +151,14 @@ class Options(TypedDict, total=False):
     drafter: Drafter | None
     draft: LanguageModel | str | None
     draft_dtype: Literal["int8", "int4"] | None
+    draft_window: int | None
     proposer: Proposer | Drafter | str | None
     speculative_config: Mapping[str, Any] | None
     documents: Documents | Sequence[Documents] | None
     expected: Sequence[Sequence[int] | None] | None
     adapter: Adapter
     rule: Rule | str | None
+    synthetic_acceptance: float | SyntheticAcceptance | None
     num_drafts: int | Sequence[int] | None
     max_new_tokens: int
     temperature: float | Sequence[float] | None

@@ -243,7 +243,7 @@ def tune(
     candidates = [way.candidate(learned.seconds, start) for way in (*ways, auto)]
     own_trees = [(tree, candidates[ways.index(way)]) for tree, way in trees]
     plan = Plan(
-        about(decoder, batch, temperature > 0),
+        about(decoder, batch, temperature > 0, max(one.context for one in batches)),
         tuple(learned.seconds.tolist()),
         (float(learned.prior[0]), float(learned.prior[1])),
         tuple(candidates),
@@ -257,7 +257,10 @@ def tune(
 def plan_of(
     target: LanguageModel, draft: LanguageModel | None, *, batch: int, temperature: float
 ) -> Plan | None:
-    """Returns the plan that `tune` saved for these models, rows and device, or None."""
+    """Returns the plan that `tune` saved for these models, rows and device, or None.
+
+    It is the plan of texts of at most 1024 tokens.
+    """
     proposer = _together(target, [] if draft is None else [draft])[0].proposer
     return saved_plan(about(Decoder(target.model, proposer, Match()), batch, temperature > 0))
 

@@ -130,7 +130,8 @@ def _compile(ready: Ready, started: float) -> Learned | None:
     prepared = ready.prepared
     learned = None
     if prepared.learns:
-        learned = read_plan(about(prepared.decoder, len(prepared.lengths), prepared.samples))
+        known = prepared.decoder, len(prepared.lengths), prepared.samples, prepared.context
+        learned = read_plan(about(*known))
     measures = prepared.learns and learned is None
     # Rows of a grammar end, so they are measured without it, from another reading of the prompts.
     endless = measures and prepared.matchers is None

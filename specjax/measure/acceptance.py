@@ -28,6 +28,12 @@ class PromptCounts:
         return cls(*np.array(rows).reshape(-1, 4).T)
 
     @classmethod
+    def summed(cls, parts: Sequence[Self]) -> Self:
+        """Returns a prompt for each part, with the sums over the prompts of that part."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(*(np.array([getattr(part, name).sum() for part in parts]) for name in names))
+
+    @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """Returns the prompts of all parts, one after the other."""
         names = [field.name for field in dataclasses.fields(cls)]

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         UniversalParams,
         make_drafter,
         trim_vocabulary,
+        window_draft,
         with_draft,
     )
     from specjax.methods.drafter import (
@@ -199,6 +200,7 @@ __all__ = [
     "stage_context",
     "text_files",
     "trim_vocabulary",
+    "window_draft",
     "with_draft",
     "with_switches",
     "write_heads",

@@ -92,6 +92,11 @@ class ModelOptions(Options):
         "only this many tokens of the draft can be drafted, those with the smallest ids, and it "
         "reads only their part of its output matrix; the text stays the same",
     )
+    draft_window: int | None = option(
+        None,
+        "the draft attends to so many of the last tokens only, so that long texts do not make it "
+        "slower; the text stays the same",
+    )
     drafter: str | None = option(
         None,
         "folder of a drafter that was trained for the target (Medusa, EAGLE-3, DFlash, ...), of a "
@@ -204,7 +209,11 @@ def load_models(
         (
             options.draft_vocab is not None and draft is None,
             "--draft-vocab is used with a draft model: add --draft, or leave it out",
-        )
+        ),
+        (
+            options.draft_window is not None and draft is None,
+            "--draft-window is used with a draft model: add --draft, or leave it out",
+        ),
     )
     with progress("loading"):
         target = specjax.load(folder, dtype, mesh=mesh, lora=lora)
@@ -213,6 +222,9 @@ def load_models(
         if model is not None and options.draft_vocab is not None:
             with reworded("--draft-vocab: "):
                 model = specjax.trim_vocabulary(model, options.draft_vocab)
+        if model is not None and options.draft_window is not None:
+            with reworded("--draft-window: "):
+                model = specjax.window_draft(model, options.draft_window)
     return Models(target, model, drafter, options.drafter)
 
 

@@ -36,10 +36,12 @@ BOTH = "+"
 _REFUSED = {
     "drafter": "proposer= with the name of a drafter that the engine was made with",
     "draft": "drafters= of the engine, with specjax.make_drafter(target, draft)",
+    "draft_window": "drafters= of the engine, with specjax.window_draft(draft, window)",
     "draft_dtype": "drafters= of the engine, with specjax.make_drafter(..., dtype=)",
     "speculative_config": "proposer= and num_drafts=",
     "documents": "a datastore among the drafters of the engine",
     "rule": "nothing: an engine decodes with match, so that a text depends on its seed alone",
+    "synthetic_acceptance": "synthetic_acceptance= to the engine, for all requests",
     "logits_processor": "logit_bias=: a function would be compiled while others wait",
 }
 """Fields of a request that an engine does not support, and what to pass instead."""

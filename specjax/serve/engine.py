@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from specjax._internal.checks import flag, items, settle, shown, typed, whole
+from specjax.contract import Rule
 from specjax.decoding import Decoder
 from specjax.generation import Request
 from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.parallel import described, mesh_of, row_parts
 from specjax.proposers import Aligned
-from specjax.rules import Match
+from specjax.rules import Match, SyntheticAcceptance
 from specjax.serve.admission import BOTH, NONE, Admitted, Checker, Loaded, load_all
 from specjax.serve.batch import Device
 from specjax.serve.handle import Handle
@@ -70,6 +71,7 @@ class Engine:
         cache_tokens: int | None = None,
         page: int = PAGE,
         expected: int | None = None,
+        synthetic_acceptance: SyntheticAcceptance | None = None,
     ) -> None:
         """Compiles all programs, and starts to serve.
 
@@ -94,6 +96,8 @@ class Engine:
             text that it resumes.  None refuses `expected`, costs nothing, and a text is resumed
             without these drafts.  A number above the depths of the drafters makes passes wider: on
             a CPU those of requests with expected texts, elsewhere all.
+          synthetic_acceptance: for measurements alone: drafts are accepted as it says, right or
+            wrong.  Texts are worthless, and `model_hash` begins with "synthetic-".
 
         Raises:
           ValueError: a number or a drafter that cannot be used, or too little free memory.
@@ -115,6 +119,7 @@ class Engine:
             whole("expected", expected, 1, 254, "a whole number in [1, 254], or None")
         settle((page not in PAGES, f"page={shown(page)}; pass one of 16, 32, 64 and 128"))
         loaded = load_all(target, drafters or {})
+        rule = _rule(synthetic_acceptance, constraint_size, expected, loaded)
         chunk = min(chunk, capacity)
         room = min(capacity, target.model.max_positions + 1)
         num_eos = -(-max(_EOS_IDS, len(target.eos)) // _EOS_IDS) * _EOS_IDS
@@ -126,11 +131,12 @@ class Engine:
                 f"default={shown(default)} is not a drafter; pass one of {listed}, or two as "
                 f"first{BOTH}second"
             )
+        self._exact = rule.exact
         self.checker = Checker(target, loaded, room, logprobs, num_eos, default, size, expected)
         aligned = () if expected is None else (Aligned(expected, agreed=True),)
         several = PerRow((*(part.drafter.proposer for part in loaded), *aligned))
         decoder = Decoder(
-            target.model, several, Match(), target.eos, -(-capacity // chunk) * chunk, None,
+            target.model, several, rule, target.eos, -(-capacity // chunk) * chunk, None,
             logprobs,
         )  # fmt: skip
         own = tuple(_arrays(part, target) for part in loaded)
@@ -204,6 +210,11 @@ class Engine:
           Closed: the engine was closed.
         """
         self._scheduler.check_open()
+        if resume is not None and not self._exact:
+            raise ValueError(
+                "resume= goes on with a text that the target wrote, and this engine accepts drafts "
+                "whatever they are (synthetic_acceptance=): leave it out"
+            )
         admitted = request if isinstance(request, Admitted) else self.checker.admit(request)
         typed("a text, or None", str | None, cache_salt=cache_salt)
         index = whole("index", index, 0, 2**31 - 1, "a whole number, 0 or greater")
@@ -233,7 +244,7 @@ class Engine:
 
         Engines of one hash write one text for one request.
         """
-        return model_hash(self.target)
+        return ("" if self._exact else "synthetic-") + model_hash(self.target)
 
     def pause(self, mode: str = "abort") -> int:
         """Stops decoding until `go_on`; requests that come wait in the queue.
@@ -306,6 +317,26 @@ class Engine:
           timeout: the most seconds to wait; the remaining requests then end with `Closed`.
         """
         self._scheduler.close(finish, timeout)
+
+
+def _rule(
+    synthetic: SyntheticAcceptance | None,
+    constraint_size: tuple[int, int] | None,
+    expected: int | None,
+    loaded: Sequence[Loaded],
+) -> Rule:
+    """Returns the rule of an engine, or raises ValueError for a synthetic one that does not fit."""
+    if synthetic is None:
+        return Match()
+    typed("a specjax.SyntheticAcceptance", SyntheticAcceptance, synthetic_acceptance=synthetic)
+    for name, value in (("constraint_size", constraint_size), ("expected", expected)):
+        if value is not None:
+            raise ValueError(
+                f"synthetic_acceptance= accepts drafts whatever they are, and {name}="
+                f"{shown(value)} cannot hold then: pass {name}=None"
+            )
+    synthetic.check_depth(max((p.drafter.proposer.max_depth for p in loaded), default=0))
+    return synthetic.constant()
 
 
 def _check_mesh(target: LanguageModel, slots: int) -> None:

@@ -56,6 +56,7 @@ class Counts(NamedTuple):
     accepted: int
     tested: int
     proposed: int
+    drafting: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 from specjax.decoding import Logprobs
 from specjax.generation import Prepared
 from specjax.serve.batch import MOST_STEPS, Device, News, Row, prompt_passes
-from specjax.serve.handle import Busy, Closed, End, Handle
+from specjax.serve.handle import Busy, Closed, Counts, End, Handle
 from specjax.serve.paging import Paging, Running
 from specjax.serve.reading import Reading
 
@@ -32,6 +32,8 @@ _T = TypeVar("_T")
 
 _New = tuple[list[int], list[int], int, Logprobs | None]
 """The arguments of `Handle.extend` for new tokens."""
+
+_NO_COUNTS = (0,) * len(Counts._fields)
 
 _READING = 1.5
 """The most seconds of reading in a turn, in those of a turn without reading (1)."""
@@ -55,7 +57,7 @@ class Admission:
     reading: Reading | None = None
     left: list[tuple[int, np.ndarray, int]] = dataclasses.field(default_factory=list)
     pages: list[int] = dataclasses.field(default_factory=list)  # until the row has a slot
-    counts: tuple[int, ...] = (0,) * 5  # the fields of `Stats`, of a row that was set back
+    counts: tuple[int, ...] = _NO_COUNTS  # the fields of `Stats`, of a row that was set back
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,7 +70,7 @@ class _Slot:
     length: int = 0  # of prompt and output, as the host knows it
     written: int = 0  # tokens, by the device
     trusted: int = 0  # tokens of output that were read with the prompt
-    counts: tuple[int, ...] = (0,) * 5  # the fields of `Stats`
+    counts: tuple[int, ...] = _NO_COUNTS  # the fields of `Stats`
     # What the slot was filled with; it stays after the request has ended.
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     uses: frozenset[int] = frozenset()  # the parts that have read this prompt

@@ -161,14 +161,27 @@ class Plan:
         return f'The fastest is {best.name}. proposer="auto" starts from these figures.'
 
 
-def about(decoder: Decoder, rows: int, samples: bool) -> dict[str, Any]:
-    """Returns the data on which the seconds of a step depend, without the weights."""
+_SHORT = 1024
+"""Tokens.  Texts up to this length share a plan: their keys cost little beside the weights."""
+
+
+def about(decoder: Decoder, rows: int, samples: bool, context: int = _SHORT) -> dict[str, Any]:
+    """Returns the data on which the seconds of a step depend, without the weights.
+
+    Args:
+      decoder: of an `Adaptive` proposer.
+      rows: that are decoded together.
+      samples: whether a row samples.
+      context: tokens of the longest text; steps in longer texts take longer, and those of a draft
+        model by another factor than those of the target.
+    """
     assert isinstance(decoder.proposer, Adaptive)
     device = jax.devices()[0]
     return {
         "structure": _digest((decoder.target, decoder.proposer)),
         "options": [list(option) for option in decoder.proposer.options],
         "rows": 1 << (rows - 1).bit_length(),
+        "context": max(_SHORT, 1 << (context - 1).bit_length()),
         "samples": samples,
         "device": f"{device.platform} {device.device_kind}",
         "cores": os.cpu_count(),

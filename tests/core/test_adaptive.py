@@ -230,7 +230,7 @@ def resting(budget, unused=0):
     """Trials of all rows with a pause of nine steps."""
     rows = toys.ROWS
     return Trials(np.full(rows, unused, np.int32), np.full(rows, 9, np.int32),
-                  np.full(rows, budget, np.float32))  # fmt: skip
+                  np.full(rows, budget, np.float32), np.zeros(rows, np.float32))  # fmt: skip
 
 
 def test_rows_of_a_batch_share_a_width_only_where_the_text_is_fixed():

@@ -132,7 +132,10 @@ def test_all_drafts_are_those_of_the_longest_window():
 
 def parts(rates, budget=0.0, rows=1, unused=99):
     """Parts of the same acceptance at every depth."""
-    trials = Trials(np.full(rows, unused), np.full(rows, 2), np.full(rows, budget, np.float32))
+    none = np.zeros(rows, np.float32)
+    trials = Trials(
+        np.full(rows, unused), np.full(rows, 2), np.full(rows, budget, np.float32), none
+    )
     gains = [[sum(rate**at for at in range(width)) for width in WIDTHS] for rate in rates]
     return [
         Part(
@@ -331,6 +334,7 @@ def test_choices_by_definition(together, given):
             known = Trials(
                 rng.integers(0, 5, rows), rng.integers(1, 5, rows),
                 (rng.random(rows) * rng.choice([0.2, 2.0, 20.0])).astype(np.float32),
+                np.zeros(rows, np.float32),
             )  # fmt: skip
             late = rng.random(rows) * rng.choice([0.0, 3.0])
             made.append(
@@ -352,6 +356,31 @@ def test_choices_by_definition(together, given):
                 got, expected, rtol=2e-4, atol=1e-6, err_msg=f"{turn}, {row}"
             )
     assert {(0, False), (1, False), (2, False), (4, False), (1, True), (3, True)} <= set(kinds)
+
+
+def test_drafts_that_cost_too_much_are_trials_only():
+    """Where the debt exceeds the policy's, what promises to pay is chosen as a trial or not at all;
+    the debt grows by what drafts lose, shrinks by what they save and by a share of the time, and
+    trials have no part in it."""
+    seconds = np.array([1.0, 1.1, 1.3], np.float32)
+    (made,) = parts([0.9])
+    assert chosen(seconds, [made]).option[0] > 0 and not chosen(seconds, [made]).tried[0]
+    debt = np.full(1, POLICY.most_debt + 0.1, np.float32)
+    barred = dataclasses.replace(made.trials, debt=debt)
+    assert chosen(seconds, [dataclasses.replace(made, trials=barred)]).tried[0]
+    waits = dataclasses.replace(barred, unused=np.ones(1, int))
+    assert chosen(seconds, [dataclasses.replace(made, trials=waits)]).option[0] == 0
+    one, yes, no = np.ones(1, np.float32), np.array([True]), np.array([False])
+
+    def after(saved, tried):
+        known = dataclasses.replace(made.trials, debt=2 * one)
+        return float(known.after(one, saved * one, yes, tried, no, no).debt[0])
+
+    share = POLICY.budget_share
+    assert after(-3.0, no) == pytest.approx(5 - share)
+    assert after(1.5, no) == pytest.approx(0.5 - share)
+    assert after(9.0, no) == 0
+    assert after(-3.0, yes) == after(3.0, yes) == pytest.approx(2 - share)
 
 
 def test_when_a_trial_is_due():

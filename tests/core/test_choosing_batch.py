@@ -16,7 +16,8 @@ from specjax.proposers.adaptive.policy import POLICY, Policy
 from specjax.proposers.adaptive.trials import Trials
 from specjax.types import Block
 
-NEVER = Trials(np.zeros(2, np.int32), np.full(2, 99), np.zeros(2, np.float32))
+NONE = np.zeros(2, np.float32)
+NEVER = Trials(np.zeros(2, np.int32), np.full(2, 99), NONE, NONE)
 
 
 def choice(remaining, together=True):

@@ -1,15 +1,19 @@
 """Windows of drafters: which layers have one, and which tokens a slot of a block sees."""
 
 import dataclasses
+import itertools
 import pathlib
 
+import folders
 import jax.numpy as jnp
 import numpy as np
 import published
 import pytest
+import toys
 from exports import QWEN3_2
 from window_layouts import FULL, LAYERS, LAYOUTS, SLIDING, USED
 
+import specjax
 from specjax.caches import BranchCache, KVCache
 from specjax.files.headers import Stored
 from specjax.methods import BlockDraftConfig
@@ -195,3 +199,64 @@ def test_later_passes_see_the_earlier_ones_of_their_branch():
     for staged in second.stage(new, new):
         assert staged.dtype == jnp.float32 and (staged[:, :, :TEXT] == 1).all()
         assert staged.shape == (1, 1, TEXT + own, 8) and (staged[:, :, TEXT:] == 2).all()
+
+
+@pytest.mark.parametrize("window", [1, 4, 40])
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_a_draft_with_a_window_changes_no_text(window, rule):
+    """Greedy texts are those of plain decoding under every exact rule, sampled ones under `match`;
+    a window as long as the text drafts what the whole draft drafts."""
+    target, draft = specjax.load(folders.target()), specjax.load(folders.draft())
+    how = {"max_new_tokens": 24, "eos": []}
+    for temperature in (0.0, 1.0) if rule == "match" else (0.0,):
+        more = {**how, "temperature": temperature}
+        plain = specjax.generate(target, "the cat sat", proposer="none", **more)
+        drafted = [
+            specjax.generate(
+                target, "the cat sat", draft=draft, num_drafts=3, rule=rule, draft_window=w, **more
+            )
+            for w in (window, None)
+        ]
+        assert drafted[0].tokens == drafted[1].tokens == plain.tokens
+        if window == 40:
+            assert drafted[0].stats.accepted == drafted[1].stats.accepted
+
+
+def test_a_draft_with_a_window_reads_no_further():
+    """Its logits depend on the last tokens alone, and its cache is a ring of them."""
+    draft = specjax.window_draft(specjax.load(folders.draft()), 3)
+    layers = draft.model.module.config.num_layers
+    tokens = np.arange(12, dtype=np.int32)[None] + 5
+    other = tokens.copy()
+    other[0, : 11 - 2 * layers] = 1
+    read = [draft.model.apply(draft.params, x, np.arange(12)[None]).logits[0, -1]
+            for x in (tokens, other)]  # fmt: skip
+    np.testing.assert_array_equal(*read)
+    assert draft.model.init_cache(1, 512).narrow(4, 16).keys[0].shape[2] < 64
+
+
+def test_a_target_drafts_for_itself_in_a_window():
+    """No array is kept twice, chains and trees are exact, and a window of the whole text accepts
+    every draft."""
+    target = specjax.load(folders.target())
+    near, far = (specjax.window_draft(target, window) for window in (2, 200))
+    assert near.params is target.params
+    how = {"max_new_tokens": 24, "eos": [], "temperature": 1.0}
+    plain = specjax.generate(target, "the cat sat", proposer="none", **how)
+    shapes = ({"num_drafts": 3}, {"shape": specjax.StaticTree, "branching": (2, 2)})
+    for draft, numbers in itertools.product((near, far), shapes):
+        drafter = specjax.make_drafter(target, draft, **numbers)
+        out = specjax.generate(target, "the cat sat", drafter=drafter, **how)
+        assert out.tokens == plain.tokens
+        assert draft is near or out.stats.acceptance_rate == 1.0
+
+
+def test_a_window_is_checked():
+    target, draft = specjax.load(folders.target()), specjax.load(folders.draft())
+    for window, words in ((0, "draft_window=0"), (1.5, "draft_window=1.5"), ("2", "draft_window=")):
+        with pytest.raises(ValueError, match=words):
+            specjax.generate(target, "x", draft=draft, draft_window=window)
+    with pytest.raises(ValueError, match="draft_window=4 is used with draft="):
+        specjax.generate(target, "x", draft_window=4)
+    with pytest.raises(ValueError, match="only a specjax Transformer"):
+        specjax.window_draft(dataclasses.replace(draft, model=toys.TABLES.model()), 4)

@@ -86,7 +86,7 @@ def test_a_step_that_ends_with_a_draft_has_no_bonus_token():
     handle = Handle(texts, ("draft", None), 1, None)
     code = lambda depth: depth | 2 << 16  # noqa: E731
     # A code says that the last token of a step is the target's own.
-    end = End(5, "", "limit", (3, 5, 3, 6, 6))
+    end = End(5, "", "limit", (3, 5, 3, 6, 6, 3))
     handle.extend([1, 2, 3, 4, 5], [code(1), code(0)] * 2 + [code(0)], 3, None, end)
     served = handle.result()
     assert [tuple(step) for step in served.steps] == [(2, 1, 2), (2, 1, 2), (2, 1, 1)]

@@ -16,13 +16,12 @@ from specjax.decoding.stats import (
 from specjax.types import Stats
 
 
-def stats(target_passes, emitted, accepted, tested, proposed=0):
-    return Stats(
-        *(np.array(x, np.int32) for x in (target_passes, emitted, accepted, tested, proposed))
-    )
+def stats(target_passes, emitted, accepted, tested, proposed=0, drafting=0):
+    counts = (target_passes, emitted, accepted, tested, proposed, drafting)
+    return Stats(*(np.array(x, np.int32) for x in counts))
 
 
-TWO_ROWS = stats([4, 6], [10, 9], [6, 3], [9, 9], [16, 24])
+TWO_ROWS = stats([4, 6], [10, 9], [6, 3], [9, 9], [16, 24], [4, 5])
 NOTHING = stats([0, 0], [0, 0], [0, 0], [0, 0], [0, 0])
 
 
@@ -64,8 +63,10 @@ def test_mean_accepted_length_of_nothing():
 def test_summary():
     """`summarize` sums over rows."""
     assert summarize(TWO_ROWS, 19, 2.0) == Summary(
-        0.5, 1.9, 10, 19, accepted=9, tested=18, seconds=2.0
+        0.5, 1.9, 10, 19, accepted=9, tested=18, seconds=2.0, proposed=40, drafting=9
     )
+    assert summarize(TWO_ROWS, 19, 2.0).acceptance_length == 1 + 9 / 9
+    assert summarize(NOTHING, 0, 1.0).acceptance_length is None
 
 
 def test_summary_is_json():
@@ -82,6 +83,8 @@ def test_summary_is_json():
         "compile_seconds": 0.0,
         "hit_rate": None,
         "expected_hit_rate": None,
+        "proposed": 40,
+        "drafting": 9,
         "tokens_per_second": 9.5,
     }
 

@@ -48,7 +48,7 @@ def handle_of(tokenizer, tokens, stops):
         end = None
         if count == len(tokens):
             kept, text, stopped = texts.cut(0, tokens)
-            end = End(len(kept), text, "stop" if stopped else "limit", (0,) * 5)
+            end = End(len(kept), text, "stop" if stopped else "limit", (0,) * 6)
         handle.extend([token], [0], 0, known, end)
         at, sent = sum(len(new.tokens) for new in made), sum(len(new.text) for new in made)
         increment, _, ended = handle._since(at, sent)

@@ -24,7 +24,6 @@ from bench import (
     machine,
     predictions,
     report,
-    spec_bench,
     step_parts,
     weights,
 )
@@ -214,51 +213,6 @@ def test_the_ceiling_is_the_best_read(monkeypatch):
     machine.ceilings.cache_clear()
     assert machine.ceilings()["bandwidth"] == 70.0
     machine.ceilings.cache_clear()
-
-
-QUESTIONS = [
-    {"question_id": 1, "category": "writing", "turns": ["Name a tree.", "And a flower?"]},
-    {"question_id": 2, "category": "translation", "turns": ["Sag es auf Englisch: Haus."]},
-]
-
-
-def test_spec_bench(tmp_path, capsys):
-    """Two groups and a question of two turns: plain decoding and prompt lookup answer the same."""
-    path = tmp_path / "questions.jsonl"
-    path.write_text("\n".join(map(json.dumps, QUESTIONS)))
-    spec_bench.main(
-        ["--questions", str(path), "--target", str(TINY / "target"), "--max-new-tokens", "6",
-         "--json", str(tmp_path / "answers.json")]
-    )  # fmt: skip
-    out = capsys.readouterr().out
-    assert (
-        "| multi-turn conversation | 1 |" in out and "| translation | 1 |" in out and "2/2" in out
-    )
-    answers = json.loads((tmp_path / "answers.json").read_text())
-    assert [len(answer["plain"]["answers"]) for answer in answers] == [2, 1]
-    assert len(set(spec_bench.GROUPS.values())) == 6
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 1 is not JSON"),
-        ("[1]", "line 1 holds a list"),
-        ('{"question_id": 1, "turns": ["a"]}', "line 1 lacks category"),
-        (
-            '{"question_id": 1, "category": "poetry", "turns": ["a"]}',
-            "category 'poetry' is not one of writing",
-        ),
-        ('{"question_id": 1, "category": "qa", "turns": "a"}', "turns is 'a'; it must be a list"),
-        ("", "holds no question"),
-    ],
-)
-def test_spec_bench_refuses(tmp_path, line, message):
-    """Bad files are refused before a model is loaded."""
-    path = tmp_path / "questions.jsonl"
-    path.write_text(line)
-    with pytest.raises(ValueError, match=message):
-        spec_bench.main(["--questions", str(path), "--target", "nowhere"])
 
 
 def test_accelerator_sh_reports_what_failed(tmp_path):

@@ -102,6 +102,19 @@ def test_every_step_of_an_option_takes_it_or_none(target, draft):
             assert way.judged[0, 1] / way.judged[0, 0] > 0.9
 
 
+def test_a_longer_context_has_another_plan(target):
+    """By powers of two from 1024 tokens: a long text makes drafts of a model cost more."""
+    call = prepared(target, PROMPTS)
+    assert call.context == max(map(len, call.prompt[:, : call.lengths.max()])) + call.new
+    keys = {context: about(call.decoder, 2, False, context) for context in
+            (call.context, 1024, 1025, 2048, 3000, 131072)}  # fmt: skip
+    assert [key["context"] for key in keys.values()] == [1024, 1024, 2048, 2048, 4096, 131072]
+    plan = Plan(keys[1024], (1.0, 1.1, 1.2, 1.3), (0.5, 0.4), ())
+    plan.save()
+    assert isinstance(read_plan(keys[call.context]), Learned)
+    assert read_plan(keys[2048]) is None
+
+
 def test_another_model_or_number_of_rows_has_another_plan(target, draft):
     keys = [
         about(prepared(target, prompts, **more).decoder, len(prompts), samples)

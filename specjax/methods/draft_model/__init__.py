@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         UniversalParams,
     )
     from specjax.methods.draft_model.trimmed import trim_vocabulary
+    from specjax.methods.draft_model.windowed import window_draft
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -28,5 +29,6 @@ __all__ = [
     "make_drafter",
     "read_staged",
     "trim_vocabulary",
+    "window_draft",
     "with_draft",
 ]

@@ -105,6 +105,7 @@ def choose(
         # The wait counts against plain decoding only.  Among numbers of drafts it would favour few
         # drafts too much: rows that draft wait for each other in any case.
         pays = gains[0][:, 1:] / (times[0] + late[:, None] / policy.stays) > 1 + policy.margin
+        pays &= ~part.trials.barred[:, None]
         quotients.append(
             jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / policy.stays), 0.0)
         )

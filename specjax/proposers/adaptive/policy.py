@@ -40,6 +40,9 @@ class Policy:
         since drafts that paid once are likelier to pay again.
       most_budget: steps.  The largest budget: a text that changes needs a few trials, and another
         text would only lose more.
+      most_debt: steps.  Drafts that promise to pay may cost this much more than they saved, less
+        `budget_share` of the time; then only trials draft.  So a text that is made to be rejected
+        takes at most a few hundredths longer (`python -m bench.attack`).
       ahead: steps.  A proposer whose drafts do not pay goes on while its budget covers this many
         steps.
       longest_pause: steps.  The pause before a trial doubles up to it.
@@ -69,6 +72,7 @@ class Policy:
     budget_share: float = 0.01
     won: float = 0.1
     most_budget: float = 8.0
+    most_debt: float = 8.0
     ahead: int = 16
     longest_pause: int = 32
     pause: int = 2

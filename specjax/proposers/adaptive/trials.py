@@ -18,12 +18,19 @@ class Trials:
     unused: Array  # [B] int32: steps since it last drafted, of those in which it could have
     pause: Array  # [B] int32: such steps after which it is tried again
     budget: Array  # [B] the time that trials may cost
+    debt: Array  # [B] the time that drafts cost which promised to pay, less what they saved later
     policy: Policy = struct.field(pytree_node=False, default=POLICY)
 
     @classmethod
     def start(cls, pause: Array, budget: Array, policy: Policy = POLICY) -> Trials:
         """Returns the pauses and the budget at the start of a text."""
-        return cls(jnp.zeros_like(pause), pause, budget.astype(jnp.float32), policy)
+        budget = budget.astype(jnp.float32)
+        return cls(jnp.zeros_like(pause), pause, budget, jnp.zeros_like(budget), policy)
+
+    @property
+    def barred(self) -> Array:
+        """[B] bool: drafts that promised to pay have cost so much that only trials may draft."""
+        return self.debt > self.policy.most_debt
 
     def due(self, loss: Array, otherwise_plain: Array) -> Array:
         """Returns [B] bool: whether a trial is due, and the budget covers its expected loss.
@@ -67,4 +74,8 @@ class Trials:
             self.budget + self.policy.budget_share * spent + gained,
             jnp.maximum(self.budget, self.policy.most_budget),
         )
-        return dataclasses.replace(self, pause=jnp.where(used, longer, self.pause), budget=budget)
+        # Trials have a budget of their own: what they lose and save counts there, and not twice.
+        lost = jnp.where(used & ~tried, -saved, 0.0)
+        debt = jnp.maximum(self.debt + lost - self.policy.budget_share * spent, 0.0)
+        pause = jnp.where(used, longer, self.pause)
+        return dataclasses.replace(self, pause=pause, budget=budget, debt=debt)

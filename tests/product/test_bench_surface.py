@@ -1,0 +1,57 @@
+"""The tokens a pass at which drafts pay, by context and batch, and texts made to be rejected."""
+
+import json
+
+import pytest
+
+from bench import attack, surface
+
+SMALL = [
+    "--size",
+    "tiny",
+    "--context",
+    "64",
+    "128",
+    "--batch",
+    "1",
+    "--rounds",
+    "1",
+    "--steps",
+    "2",
+]
+
+
+def test_the_surface_is_timed_and_predicted(tmp_path, capsys):
+    """Each cell is the quotient of its times; steps of which no draft is accepted are slower."""
+    path = tmp_path / "cells.json"
+    surface.main([*SMALL, "--json", str(path)])
+    cells = json.loads(path.read_text())
+    assert [c["context"] for c in cells if c["on"] == "this device"] == [64, 128]
+    for cell in cells:
+        assert cell["break_even"] == pytest.approx(cell["drafting"] / cell["plain"])
+        assert cell["plain"] > 0 and (cell["on"] == "this device" or cell["break_even"] > 1)
+    printed = capsys.readouterr().out
+    assert all(f"| {c['batch']} | {c['context']} |" in printed for c in cells)
+    pytest.importorskip("matplotlib")
+    assert len(surface.draw(cells).axes) == 3
+
+
+def test_a_window_bounds_what_drafts_need():
+    """Without one the number grows with the context, with one it falls; a target that drafts for
+    itself needs fewer where keys and values outweigh the weights."""
+    options = surface.SurfaceOptions(rounds=0, predicted_batch=(16,), chip=("h100",))
+    whole = [c["break_even"] for c in surface.predicted(options)]
+    assert whole == sorted(whole) and whole[-1] < 1 + 4 / 4 + 0.01  # a quarter of the keys
+    near = surface.SurfaceOptions(
+        rounds=0, predicted_batch=(16,), chip=("h100",), draft_window=1024, draft="self"
+    )
+    own = [c["break_even"] for c in surface.predicted(near)]
+    assert own == sorted(own, reverse=True) and own[0] > 3 and own[-1] < 1.3
+    with pytest.raises(ValueError, match="add --draft-window"):
+        surface.SurfaceOptions(draft="self")
+
+
+def test_the_attack_is_printed(capsys):
+    attack.main(["--draft-cost", "0.1", "--new-tokens", "64"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 4 + 3 and "always 8" in lines[-1]
