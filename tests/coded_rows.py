@@ -83,14 +83,21 @@ def drawn(case: Case) -> Drawn:
     return Drawn(jnp.asarray(codes), jnp.asarray(scales), held, wide.T, layout)
 
 
-def coding(made: Drawn) -> kernels.Coding | None:
-    return kernels.coding_of(made.codes, made.scales, made.zeros, **made.layout)
+def coding(made: Drawn, rounded: bool = False) -> kernels.Coding | None:
+    return kernels.coding_of(made.codes, made.scales, made.zeros, **made.layout, rounded=rounded)
 
 
-def check(case: Case, rows: tuple[int, ...]):
+def in_8_bits(x: np.ndarray, group: int) -> np.ndarray:
+    """Activations [..., inputs], rounded to 255 numbers in each group of inputs."""
+    parts = x.reshape(*x.shape[:-1], -1, group)
+    step = np.maximum(np.abs(parts).max(-1, keepdims=True), np.float32(1e-30)) * np.float32(1 / 127)
+    return (np.rint(parts / step).astype(np.float64) * step).reshape(x.shape)
+
+
+def check(case: Case, rows: tuple[int, ...], rounded: bool = False):
     """A product is that of the numbers, and the first rows have the bits that they have alone."""
     made = drawn(case)
-    layout = coding(made)
+    layout = coding(made, rounded)
     assert layout is not None and kernels.takes_codes(16, layout)
     multiply = functools.partial(kernels.few_rows_of_codes, layout)
     parts = made.codes, made.scales, made.zeros
@@ -105,7 +112,8 @@ def check(case: Case, rows: tuple[int, ...]):
     x[4], x[5, 1] = 0, 1e4
     x[6] *= 1e-20
     whole, *firsts, middle = map(np.asarray, all_and_some(x))
-    exact = x.astype(np.float64) @ made.wide
+    wanted = in_8_bits(x, min(case.group, 128)) if rounded else x.astype(np.float64)
+    exact = wanted @ made.wide
     assert (np.abs(whole - exact).max(1) <= 1e-6 * np.abs(exact).max(1)).all()
     for count, some in zip(rows, firsts, strict=True):
         assert some.tobytes() == whole[:count].tobytes()

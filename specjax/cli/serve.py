@@ -53,7 +53,8 @@ class ServedOptions(Options):
         metavar="NAME=FOLDER",
         repeated=True,
     )
-    dtype: str | None = option(None, "float32, bfloat16 or float16; default: as for generate")
+    dtype: str | None = option(None, "float32, bfloat16, float16 or int4; default: as for generate")
+    activations: str | None = option(None, "int8: as for generate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +151,12 @@ def main(prog: str, argv: list[str]) -> None:
     )
     check_packages()
     drafted = arguments.draft is not None or arguments.target is None
-    named = ModelOptions(arguments.target, arguments.draft, None, arguments.dtype)
+    named = ModelOptions(
+        arguments.target,
+        arguments.draft,
+        dtype=arguments.dtype,
+        activations=arguments.activations,
+    )
     kinds = ["draft"] if drafted else ["ngram"]
     models = load_models(named, kinds, devices=arguments.devices())
     target, draft = models.target, models.draft

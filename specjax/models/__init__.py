@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         quantised_form,
     )
     from specjax.models.rope import Rope, rotate
+    from specjax.models.rounded import round_activations
     from specjax.models.router import Router, route
     from specjax.models.transformer import (
         Head,
@@ -139,6 +140,7 @@ __all__ = [
     "quantised_form",
     "residual_scale",
     "rotate",
+    "round_activations",
     "route",
     "run_layer",
     "run_layers",

@@ -31,3 +31,9 @@ def test_products_with_codes_are_right_and_their_bits_do_not_depend_on_the_rows(
     if not tiles:
         monkeypatch.setattr(available, "tiles", lambda: False)
     check(case, tuple(range(1, 16)))
+
+
+@pytest.mark.parametrize("case", CASES[::2], ids=str)
+def test_products_of_rounded_activations_are_right(case):
+    if 16 in available.byte_lanes() or (case.codes == "int4" and available.byte_lanes()):
+        check(case, tuple(range(1, 16)), rounded=True)

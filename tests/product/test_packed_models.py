@@ -218,6 +218,20 @@ def test_int4_of_our_own(tmp_path):
         specjax.load(folder, "int4", dequantise=True)
 
 
+@pytest.mark.parametrize("format", ["act-order", "awq", "int8", "mxfp4"])
+def test_rounded_activations_make_another_model_with_the_same_laws(format):
+    """Its logits are near, and it writes the same text with drafts and without."""
+    folder = packed_folders.write(format, f"packed-{format}")
+    model, rounded = specjax.load(folder), specjax.load(folder, activations="int8")
+    assert rounded.name == f"{model.name} with int8 activations"
+    error = np.abs(logits(rounded) - logits(model)).max() / np.ptp(logits(model))
+    assert 1e-4 < error < 0.05
+    how = {"temperature": 1.0, "seed": 2}
+    expected = texts(rounded, proposer="none", **how)
+    assert texts(rounded, draft=model, proposer="draft", num_drafts=3, **how) == expected
+    assert texts(rounded, proposer="ngram", num_drafts=2, **how) == expected
+
+
 def random_model(kind, **config):
     """A model of a family with random weights, all of which count."""
     base = {

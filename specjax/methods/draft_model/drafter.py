@@ -19,7 +19,7 @@ from specjax.contract import ArrayTree, Proposer, Source
 from specjax.methods.draft_model.source import DraftSource
 from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
 from specjax.methods.drafter import BoundDrafter, Drafter
-from specjax.models import LanguageModel, quantise, quantised_form
+from specjax.models import LanguageModel, quantise, quantised_form, round_activations
 from specjax.proposers import Chain
 from specjax.rounding import in_int4, int4_form
 from specjax.text import Translation, translate, vocabulary_digest
@@ -143,7 +143,13 @@ def _form(draft: LanguageModel, dtype: str | None) -> LanguageModel:
 def _rounded(draft: LanguageModel, dtype: str | None) -> LanguageModel:
     if dtype == "int8":
         return quantise(draft)
-    return draft if dtype is None else in_int4(draft)
+    if dtype is None:
+        return draft
+    rounded = in_int4(draft)
+    devices = jax.tree.leaves(rounded.params)[0].devices()
+    # Products on a CPU take half as long so, and no text depends on the draft.
+    on_one_cpu = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    return round_activations(rounded) if on_one_cpu else rounded
 
 
 @dataclasses.dataclass(frozen=True)
