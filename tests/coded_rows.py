@@ -21,7 +21,7 @@ class Case(NamedTuple):
     outputs: int
     inputs: int
     group: int
-    codes: str  # int4, fp4, int8 or uint8
+    codes: str  # int4, fp4, int8, uint8 or fp8
     scales: str = "bfloat16"
     offset: int = 0
     zeros: bool = False
@@ -41,6 +41,9 @@ CASES = [
     Case(50, 768, 768, "int8", "float32"),
     Case(20, 256, 16, "int8"),
     Case(20, 96, 32, "uint8", offset=128, zeros=True),
+    Case(50, 256, 16, "fp4", "float8_e4m3fn"),  # NVFP4
+    Case(50, 768, 128, "fp8", "float32"),
+    Case(20, 96, 96, "fp8"),
 ]
 
 
@@ -62,11 +65,13 @@ def drawn(case: Case) -> Drawn:
         scales = rng.integers(124, 130, shape).astype(np.uint8)
         factors = 2.0 ** (scales.astype(np.float64) - 127)
     else:
-        kind = ml_dtypes.bfloat16 if case.scales == "bfloat16" else np.dtype(case.scales)
+        kind = jnp.dtype(case.scales)
         scales = rng.uniform(0.5, 1.5, shape).astype(kind)
         factors = scales.astype(np.float64)
     zeros = rng.integers(0, 2**bits, shape).astype(np.uint8) if case.zeros else None
     codes = raw.view(np.int8) if case.codes == "int8" else raw
+    if case.codes == "fp8":
+        codes = np.where((raw & 0x7F) == 0x7F, raw - 1, raw).view(ml_dtypes.float8_e4m3fn)  # no NaN
     wide = codes.astype(np.float64) - case.offset
     if case.codes == "fp4":
         wide = np.concatenate([_E2M1, -_E2M1])[raw]

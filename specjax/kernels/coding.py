@@ -58,6 +58,7 @@ class Coding:
       lanes: the float32 numbers of a vector.
       segment: the inputs that are summed as whole numbers in tiles (AMX); 0 without them.
       rounded: the inputs that share a step, if activations are rounded to 8 bits; else 0.
+      fp8: the codes are numbers of e4m3.
     """
 
     bits: int
@@ -70,6 +71,7 @@ class Coding:
     lanes: int
     segment: int = 0
     rounded: int = 0
+    fp8: bool = False
 
     @property
     def tiles(self) -> bool:
@@ -79,7 +81,7 @@ class Coding:
         """Returns the coding for products in tiles, or None if they cannot be cut so."""
         fit = (size for size in _SEGMENTS if inputs % size == self.group % size == 0)
         segment = next(fit, None)
-        if segment is None or outputs < TOGETHER:
+        if segment is None or outputs < TOGETHER or self.fp8:
             return None
         return dataclasses.replace(self, lanes=16, segment=segment)
 
@@ -94,8 +96,8 @@ class Coding:
         made = dataclasses.replace(self, lanes=lanes, rounded=together(self.group))
         block = made.rounded_block
         whole = self.group % block == 0 or self.group == made.rounded
-        takes = made.rounded >= lanes and whole and inputs % block == 0 and (vnni or self.bits == 4)
-        return made if takes else None
+        takes = not self.fp8 and (vnni or self.bits == 4) and made.rounded >= lanes
+        return made if takes and whole and inputs % block == 0 else None
 
     @property
     def rounded_block(self) -> int:
@@ -112,7 +114,7 @@ class Coding:
     @property
     def kind(self) -> str:
         """The dtype of the codes."""
-        return f"{'fp' if self.fp4 else 'int' if self.signed else 'uint'}{self.bits}"
+        return f"{'fp' if self.fp4 or self.fp8 else 'int' if self.signed else 'uint'}{self.bits}"
 
     def takes(self, inputs: int) -> bool:
         """Returns whether blocks divide the inputs, and pieces of blocks have whole groups."""

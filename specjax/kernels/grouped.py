@@ -23,7 +23,8 @@ _MOST_IN_TILES = 128
 _MOST_ROUNDED = 512
 """The most rows that are rounded."""
 
-_SCALES = ("float32", "bfloat16", "float16", "uint8")
+_FP8 = "float8_e4m3fn"
+_SCALES = ("float32", "bfloat16", "float16", "uint8", _FP8)
 _ZEROS = (None, "uint8", "int8")
 
 
@@ -42,7 +43,7 @@ def coding_of(
     """Returns the layout of a matrix [outputs, inputs] or a stack of them; None without a kernel.
 
     Args:
-      codes: [..., outputs, bytes] in uint8 with `pairs`, else in int8 or uint8.
+      codes: [..., outputs, bytes] in uint8 with `pairs`, else in int8, uint8 or float8_e4m3fn.
       scales: [..., outputs, groups].
       zeros: as `scales`, whole numbers; or None.
       inputs: of the matrix.
@@ -53,7 +54,7 @@ def coding_of(
       rounded: activations are rounded to 8 bits, and as many as `together` says share a step.
     """
     bits = 4 if pairs else 8
-    kinds = ("uint8",) if pairs else ("uint8", "int8")
+    kinds = ("uint8",) if pairs else ("uint8", "int8", _FP8)
     kind_of_zeros = None if zeros is None else zeros.dtype.name
     known = (
         codes.size > 0
@@ -70,9 +71,10 @@ def coding_of(
     lanes = available.lanes()
     if scales.shape[-1] == 1:
         group = ALL
+    kind = codes.dtype.name
     made = Coding(
-        bits, fp4, codes.dtype.name == "int8", offset, group, scales.dtype.name, kind_of_zeros,
-        lanes,
+        bits, fp4, kind == "int8", offset, group, scales.dtype.name, kind_of_zeros, lanes,
+        fp8=kind == _FP8,
     )  # fmt: skip
     if rounded:
         widths = available.byte_lanes()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from specjax.kernels.codes import FP4, Beside, Codes
+from specjax.kernels.codes import FP4, Beside, Codes, constant_of
 from specjax.kernels.coding import Coding
 from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
 
@@ -213,7 +213,7 @@ class _Part(Beside):
         """Returns the scales and the zeros of the lanes."""
         scale, zero = self.scale_and_zero(output, group, self.count)
         if self.coding.fp4:  # numbers are doubled
-            scale = self.b.fmul(scale, _same(scale.type, 0.5))
+            scale = self.b.fmul(scale, constant_of(scale.type, 0.5))
         return self._spread(scale), None if zero is None else self._spread(zero)
 
     def _spread(self, numbers: Value) -> Value:
@@ -276,8 +276,3 @@ def _moved(coding: Coding) -> int:
     if coding.fp4:
         return _MOST_FP4
     return coding.offset + (128 if coding.signed else 0)
-
-
-def _same(kind: ir.Type, number: float) -> ir.Constant:
-    many = isinstance(kind, ir.VectorType)
-    return ir.Constant(kind, [number] * kind.count if many else number)

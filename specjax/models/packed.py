@@ -276,7 +276,7 @@ def _coding(x: Array, packed: Packed) -> kernels.Coding | None:
     """Returns the layout of the codes if there is a kernel for x and them."""
     rows = x.size // x.shape[-1]
     scales = packed.scales
-    if packed.least is not None or packed.whole is not None:
+    if packed.least is not None:
         return None
     for rounded in (True, False) if packed.rounds else (False,):
         coding = kernels.coding_of(
@@ -291,7 +291,11 @@ def _coding(x: Array, packed: Packed) -> kernels.Coding | None:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _few_rows(coding: kernels.Coding, x: Array, packed: Packed, number: Array | None) -> Array:
     """Computes x times the matrix in float32, with a kernel."""
-    return kernels.few_rows_of_codes(coding, x, packed.codes, packed.scales, packed.zeros, number)
+    y = kernels.few_rows_of_codes(coding, x, packed.codes, packed.scales, packed.zeros, number)
+    if packed.whole is None:
+        return y
+    whole = packed.whole if number is None else packed.whole[number]
+    return y / whole[:, 0] if packed.divided else y * whole[:, 0]
 
 
 @_few_rows.defjvp

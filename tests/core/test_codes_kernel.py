@@ -35,7 +35,9 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
     check(case, tuple(range(1, 16))[CASES.index(case) // 2 % 3 :: 3])
 
 
-IN_BYTES = [case for case in CASES if case.inputs != 96 or case.codes == "uint8"]
+IN_BYTES = [
+    case for case in CASES if (case.inputs != 96 or case.codes == "uint8") and case.codes != "fp8"
+]
 """The cases whose rounded activations have a kernel; the others are rounded by XLA."""
 
 
@@ -149,7 +151,7 @@ def test_other_layouts_are_left_to_xla(monkeypatch: pytest.MonkeyPatch):
     assert not kernels.takes_codes(0, coding(made))
     for change in ({"inputs": 767}, {"group": 12}, {"fp4": True, "pairs": False}):
         assert coding(made._replace(layout=made.layout | change)) is None
-    assert coding(made._replace(scales=made.scales.astype(jnp.float8_e4m3fn))) is None
+    assert coding(made._replace(scales=made.scales.astype(jnp.float8_e5m2))) is None
     for scales in (made.scales[:, :-1], made.scales[:-1]):  # the kernel would read past their end
         assert coding(made._replace(scales=scales)) is None
     assert coding(made._replace(zeros=jnp.zeros((50, 1), jnp.uint8))) is None
