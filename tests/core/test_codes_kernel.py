@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from coded_rows import CASES, Case, check, coding, drawn, in_8_bits
+from coded_rows import CASES, IN_BYTES, Case, check, coding, drawn, in_8_bits
 
 from specjax import kernels
 from specjax.kernels import available, calling
@@ -33,12 +33,6 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
     if not tiles:
         monkeypatch.setattr(available, "tiles", lambda: False)
     check(case, tuple(range(1, 16))[CASES.index(case) // 2 % 3 :: 3])
-
-
-IN_BYTES = [
-    case for case in CASES if (case.inputs != 96 or case.codes == "uint8") and case.codes != "fp8"
-]
-"""The cases whose rounded activations have a kernel; the others are rounded by XLA."""
 
 
 @pytest.mark.parametrize("case", IN_BYTES[1::2], ids=str)
