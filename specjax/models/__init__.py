@@ -48,9 +48,10 @@ if TYPE_CHECKING:
         int8_dot_general,
         quantise,
         quantised_form,
+        round_activations,
+        rounding_form,
     )
     from specjax.models.rope import Rope, rotate
-    from specjax.models.rounded import round_activations
     from specjax.models.router import Router, route
     from specjax.models.transformer import (
         Head,
@@ -141,6 +142,7 @@ __all__ = [
     "residual_scale",
     "rotate",
     "round_activations",
+    "rounding_form",
     "route",
     "run_layer",
     "run_layers",

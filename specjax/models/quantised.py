@@ -138,6 +138,7 @@ _XLA: dict[Callable[..., Array], Callable[..., Array]] = {
 }
 
 _made: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKeyDictionary()
+_rounding: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKeyDictionary()
 
 
 def quantise(model: LanguageModel) -> LanguageModel:
@@ -207,6 +208,50 @@ def _quantise(params: Mapping[str, Any]) -> Weights:
         else:
             quantised[name] = leaf
     return quantised
+
+
+def round_activations(model: LanguageModel) -> LanguageModel:
+    """Returns `model` with activations in 8 bits where matrices are packed.
+
+    Its output matrix is in int8, as `quantise` makes it.  The same model gives the same object
+    again.
+
+    Raises:
+      ValueError: as `quantise`.
+    """
+    if model not in _rounding:
+        tied = "head" not in model.params
+        head = {"kernel": model.params["embedding"].T} if tied else model.params["head"]
+        params = {**_rounded(model.params), "head": _quantise(head)}
+        _rounding[model] = dataclasses.replace(rounding_form(model), params=params)
+    return _rounding[model]
+
+
+def rounding_form(model: LanguageModel) -> LanguageModel:
+    """Returns the model of `round_activations` with the weights as they are.
+
+    Raises:
+      ValueError: as `quantise`.
+    """
+    name = f"{model.name} with int8 activations"
+    return dataclasses.replace(quantised_form(model), name=name)
+
+
+def _rounded(params: Mapping[str, Any]) -> Weights:
+    """Returns the parameters with packed matrices that round, and no transposed ones."""
+    made = {}
+    for name, leaf in params.items():
+        if isinstance(leaf, dict):
+            made[name] = _rounded(leaf)
+            continue
+        if isinstance(leaf, Packed):
+            leaf = dataclasses.replace(leaf, rounds=True)
+        if name == "weight" and leaf.ndim == 2:
+            packed = isinstance(leaf, Packed)
+            made["kernel"] = dataclasses.replace(leaf, turned=True) if packed else leaf.T
+        else:
+            made[name] = leaf
+    return made
 
 
 def for_several_devices(model: LanguageModel) -> LanguageModel:
