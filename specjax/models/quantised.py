@@ -244,11 +244,14 @@ def _rounded(params: Mapping[str, Any]) -> Weights:
         if isinstance(leaf, dict):
             made[name] = _rounded(leaf)
             continue
+        matrix = name == "weight" and leaf.ndim == 2
         if isinstance(leaf, Packed):
-            leaf = dataclasses.replace(leaf, rounds=True)
-        if name == "weight" and leaf.ndim == 2:
-            packed = isinstance(leaf, Packed)
-            made["kernel"] = dataclasses.replace(leaf, turned=True) if packed else leaf.T
+            turned = leaf.turned or matrix
+            made["kernel" if matrix else name] = dataclasses.replace(
+                leaf, rounds=True, turned=turned
+            )
+        elif matrix:
+            made["kernel"] = leaf.T
         else:
             made[name] = leaf
     return made
