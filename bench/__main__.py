@@ -7,14 +7,15 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
+import jax
 import numpy as np
 
 import specjax
 from bench import machine, prompts
 from bench.command import Report, run
-from bench.contestants import ROUNDED, Contestant, Imposition, ours, theirs
+from bench.contestants import IN_FEW_BITS, ROUNDED, Contestant, Imposition, ours, theirs
 from bench.drawing import draw
 from bench.imposed import coins
 from bench.options import BenchOptions, ReportOptions
@@ -24,6 +25,7 @@ from bench.timing import alternate
 from bench.weights import Pair, from_folders, random_folders, random_on_device
 from specjax import LanguageModel
 from specjax.measure import describe
+from specjax.models import round_activations
 from specjax.options.command import parse
 from specjax.plot import new_figure
 from specjax.rounding import in_int4
@@ -82,17 +84,24 @@ def measure(arguments: ReportOptions) -> Report:
     )
 
     new, width = arguments.new_tokens, max(arguments.num_drafts) + 1
-    script = None
     if arguments.synthetic_acceptance is not None:
         del batches[1:]  # an imposed text belongs to one batch
+
+    def imposed(target: LanguageModel) -> Imposition | None:
+        """Returns the drafts of a target's own text."""
+        if arguments.synthetic_acceptance is None:
+            return None
         # At the width of a speculative step: sums of other widths round differently, and a near
         # tie between two tokens may then be decided otherwise.
         text = ours(target, None, "plain", width=width).run(batches[0], new)
         right = coins(arguments.batch, new, arguments.synthetic_acceptance, arguments.num_drafts)
         text, length = np.concatenate([batches[0], text], axis=1), batches[0].shape[1]
-        script = (np.pad(text, ((0, 0), (0, width))), np.pad(right, ((0, 0), (length, width))))
+        return np.pad(text, ((0, 0), (0, width))), np.pad(right, ((0, 0), (length, width)))
 
+    script = imposed(target)
     entries = [*_our_entries(pair, arguments, script), *_their_entries(pair, arguments, script)]
+    for precision in _rounded(arguments):
+        entries += _in_few_bits(precision, pair, arguments, script, imposed)
     engines = _start_engines(pair, arguments, script)
     entries += [entry for engine in engines for entry in engine.contestants()]
     until = began + arguments.seconds
@@ -135,8 +144,6 @@ def _our_entries(
             entries.append(ours(target, draft, "draft", gamma, script))
         if "ngram" in arguments.proposers:
             entries.append(ours(target, None, "ngram", gamma, script))
-    for precision in _rounded(arguments):
-        entries += _in_few_bits(precision, target, draft, arguments.num_drafts, script)
     return entries
 
 
@@ -193,24 +200,35 @@ def _rounded(arguments: ReportOptions) -> list[str]:
 
 def _in_few_bits(
     precision: str,
-    target: LanguageModel,
-    draft: LanguageModel | None,
-    lookaheads: Sequence[int],
+    pair: Pair,
+    arguments: ReportOptions,
     script: Imposition | None,
+    imposed: Callable[[LanguageModel], Imposition | None],
 ) -> list[Contestant]:
-    """In int8 or int4: the target, whose text differs; the draft; the target as its own draft."""
-    in_few = {"int8": specjax.quantise, "int4": in_int4}[precision]
-    small = in_few(target)
+    """In int8 or int4: the target, whose text differs; the draft; the target as its own draft.
+
+    A target in few bits has drafts too, of the draft in few bits; imposed ones are of its own text.
+    """
+    in_few = {"int8": specjax.quantise, "int4": _in_int4}[precision]
+    target, draft = pair.target, pair.draft if "draft" in arguments.proposers else None
+    small, small_draft = in_few(target), None if draft is None else in_few(draft)
     entries = [ours(small, None, "plain", name=ROUNDED[precision])]
-    name = f"draft {precision}"
-    if draft is not None:
-        entries.append(ours(in_few(draft), None, "plain", name=f"{name} alone"))
-    for gamma in lookaheads:
-        if draft is not None:
-            entries.append(ours(target, in_few(draft), "draft", gamma, script, name=name))
+    name, own = f"draft {precision}", imposed(small)
+    if small_draft is not None:
+        entries.append(ours(small_draft, None, "plain", name=f"{name} alone"))
+    for gamma in arguments.num_drafts:
+        if small_draft is not None:
+            entries.append(ours(target, small_draft, "draft", gamma, script, name=name))
+            (both,) = (way for way, plain in IN_FEW_BITS.items() if plain == ROUNDED[precision])
+            entries.append(ours(small, small_draft, "draft", gamma, own, name=both))
         # This row measures its acceptance, so it is never imposed.
         entries.append(ours(target, small, "draft", gamma, name=f"self-{precision}"))
     return entries
+
+
+def _in_int4(model: LanguageModel) -> LanguageModel:
+    """Returns the model with activations rounded too, as other engines' are in 4 bits."""
+    return round_activations(in_int4(model)) if jax.default_backend() == "cpu" else in_int4(model)
 
 
 @functools.lru_cache(1)

@@ -23,6 +23,9 @@ from specjax.types import Arrays
 ROUNDED = {"int8": "int8 target", "int4": "int4 target"}
 """Precision of rounded weights -> the name of plain decoding with them, whose text differs."""
 
+IN_FEW_BITS = {f"{precision} target and draft": rounded for precision, rounded in ROUNDED.items()}
+"""A draft model with both models rounded -> plain decoding of its target."""
+
 Imposition = tuple[np.ndarray, np.ndarray]
 """The text [B, L] that the target writes, and bool [B, L]: is the draft of this token right?"""
 

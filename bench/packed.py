@@ -3,8 +3,12 @@
 The matrices of a model's MLPs are multiplied one after the other: by specjax, by OpenVINO, and by
 llama.cpp, each in turn in every round, with as many threads as this process may use.  The weights
 are random.  In int4 specjax and OpenVINO have groups of 128 inputs, and llama.cpp has Q4_0 (32).
-In int8 specjax and OpenVINO have a scale for each output, and llama.cpp has Q8_0; `int8` is what
-`load(dtype="int8")` gives, and rounds activations too, and `int8-packed` what a packed folder does.
+In int8 specjax and OpenVINO have a scale for each output, and llama.cpp has Q8_0.
+
+Activations are float32 in `int4` and `int8-packed`, as in a packed folder, and in the engine
+`openvino-float`.  They are rounded to 8 bits in `int4-rounded` and `int8-rounded`, as
+`load(activations="int8")` does; in `int8`, as `load(dtype="int8")` does; and in `openvino` and
+`llama.cpp`, whose default that is.  The last column names the faster engine of the same kind.
 """
 
 from __future__ import annotations
@@ -37,7 +41,10 @@ from specjax.options.command import parse
 SIZES = {"tiny": (128, 256, 2), "110m": (768, 2048, 12), "1b": (2048, 8192, 6)}
 """Hidden size, MLP size and layers; each layer has two matrices."""
 
-CODES = {"int4": 4, "int8": 8, "int8-packed": 8}
+CODES = {"int4": 4, "int4-rounded": 4, "int8": 8, "int8-packed": 8, "int8-rounded": 8}
+_IN_FLOAT = "int4", "int8-packed", "openvino-float"
+"""Codes and engines whose activations are not rounded."""
+
 _LAST = (((1,), (0,)), ((), ()))
 
 
@@ -128,7 +135,8 @@ def ours(hidden: int, mlp: int, layers: int, codes: str, rows: int) -> Callable[
             def to(matrix: np.ndarray, bits: int = bits):
                 return rounded(matrix, bits, None if bits == 4 else matrix.shape[-1])
 
-            matrices.append(rounded_leaf(wide, True, None, "cpu", to))
+            matrix = rounded_leaf(wide, True, None, "cpu", to)
+            matrices.append(dataclasses.replace(matrix, rounds=codes.endswith("rounded")))
 
     @jax.jit
     def multiply(x: Array, matrices: list) -> Array:
@@ -166,8 +174,13 @@ def measured(options: PackedOptions, engines: Sequence[Peer]) -> list[Report]:
                     for engine in engines:
                         found[engine.name].append(engine.seconds(key))
                 rows.append({"size": size, "codes": codes, "rows": count, "seconds": found})
+                alike = [
+                    engine.name
+                    for engine in engines
+                    if (engine.name in _IN_FLOAT) == (codes in _IN_FLOAT)
+                ]
                 fastest = min(
-                    (name for name in found if name != "specjax"),
+                    alike,
                     key=lambda name: statistics.median(found[name]),
                     default=None,
                 )
@@ -183,7 +196,8 @@ def line(row: Report) -> str:
     """Returns a line of the table."""
     times = [f"{1e3 * statistics.median(seconds):.2f}" for seconds in row["seconds"].values()]
     cells = [row["size"], row["codes"], str(row["rows"]), *times]
-    return f"| {' | '.join([*cells, show(row['over_fastest'], '.2f')])} |"
+    over = f"{show(row['over_fastest'], '.2f')} {row['fastest'] or ''}".strip()
+    return f"| {' | '.join([*cells, over])} |"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -198,7 +212,7 @@ def main(argv: list[str] | None = None) -> None:
         threads = len(os.sched_getaffinity(0))
         print(f"{head['processor']}, {threads} threads, jax {head['jax']}{versions}, milliseconds")
         names = [engine.name for engine in engines]
-        columns = ["size", "codes", "rows", "specjax", *names, "specjax over the fastest"]
+        columns = ["size", "codes", "rows", "specjax", *names, "specjax over the faster"]
         print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         rows = measured(options, engines)
     finally:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.command import Report
-from bench.contestants import ROUNDED
+from bench.contestants import IN_FEW_BITS, ROUNDED
 from bench.options import ReportOptions
 from bench.timing import Timed
 from specjax import LanguageModel
@@ -65,9 +65,10 @@ def rows_of(
             row["prefill_seconds"] = (median - t.decoding) / batches
             row["step_seconds"] = t.step
             row["share_of_bandwidth"] = floor / t.step if name == "plain" else None
-        if is_ours and gamma:
+        if is_ours and gamma and name not in IN_FEW_BITS:
             row["parts_over_step"] = parts_over_step(steps, name, gamma)
-        if not is_ours or name not in _DRAFTERS.values():  # those give other texts
+        others = {*_DRAFTERS.values(), *IN_FEW_BITS}  # they give other texts
+        if not is_ours or name not in others:
             row["same_tokens"] = int((np.concatenate(t.tokens) == reference).all(1).sum())
         rows.append(row)
     return rows
@@ -76,9 +77,11 @@ def rows_of(
 def _beside_peers(mine: Timed, timed: Sequence[Timed]) -> Report:
     """The fastest peer that decodes in the same way, and how many times as fast `mine` is.
 
-    A compiled peer counts as the same way.
+    A compiled peer counts as the same way, and so does a peer's plain decoding if target and draft
+    are rounded.
     """
-    way = mine.contestant.name, mine.contestant.num_drafts
+    name = mine.contestant.name
+    way = IN_FEW_BITS.get(name, name), 0 if name in IN_FEW_BITS else mine.contestant.num_drafts
     peers = {
         t.median: t
         for t in timed

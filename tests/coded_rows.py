@@ -21,7 +21,7 @@ class Case(NamedTuple):
     outputs: int
     inputs: int
     group: int
-    codes: str  # int4, fp4, int8 or uint8
+    codes: str  # int4, fp4, int8, uint8 or fp8
     scales: str = "bfloat16"
     offset: int = 0
     zeros: bool = False
@@ -41,7 +41,15 @@ CASES = [
     Case(50, 768, 768, "int8", "float32"),
     Case(20, 256, 16, "int8"),
     Case(20, 96, 32, "uint8", offset=128, zeros=True),
+    Case(50, 256, 16, "fp4", "float8_e4m3fn"),  # NVFP4
+    Case(50, 768, 128, "fp8", "float32"),
+    Case(20, 96, 96, "fp8"),
 ]
+
+IN_BYTES = [
+    case for case in CASES if case.codes != "fp8" and (case.inputs, case.codes) != (96, "int4")
+]
+"""The cases whose rounded activations have a kernel; the others are rounded by XLA."""
 
 
 class Drawn(NamedTuple):
@@ -62,11 +70,13 @@ def drawn(case: Case) -> Drawn:
         scales = rng.integers(124, 130, shape).astype(np.uint8)
         factors = 2.0 ** (scales.astype(np.float64) - 127)
     else:
-        kind = ml_dtypes.bfloat16 if case.scales == "bfloat16" else np.dtype(case.scales)
+        kind = jnp.dtype(case.scales)
         scales = rng.uniform(0.5, 1.5, shape).astype(kind)
         factors = scales.astype(np.float64)
     zeros = rng.integers(0, 2**bits, shape).astype(np.uint8) if case.zeros else None
     codes = raw.view(np.int8) if case.codes == "int8" else raw
+    if case.codes == "fp8":
+        codes = np.where((raw & 0x7F) == 0x7F, raw - 1, raw).view(ml_dtypes.float8_e4m3fn)  # no NaN
     wide = codes.astype(np.float64) - case.offset
     if case.codes == "fp4":
         wide = np.concatenate([_E2M1, -_E2M1])[raw]
@@ -83,14 +93,21 @@ def drawn(case: Case) -> Drawn:
     return Drawn(jnp.asarray(codes), jnp.asarray(scales), held, wide.T, layout)
 
 
-def coding(made: Drawn) -> kernels.Coding | None:
-    return kernels.coding_of(made.codes, made.scales, made.zeros, **made.layout)
+def coding(made: Drawn, rounded: bool = False) -> kernels.Coding | None:
+    return kernels.coding_of(made.codes, made.scales, made.zeros, **made.layout, rounded=rounded)
 
 
-def check(case: Case, rows: tuple[int, ...]):
+def in_8_bits(x: np.ndarray, group: int) -> np.ndarray:
+    """Activations [..., inputs], rounded to 255 numbers in each group of inputs."""
+    parts = x.reshape(*x.shape[:-1], -1, group)
+    step = np.maximum(np.abs(parts).max(-1, keepdims=True), np.float32(1e-30)) * np.float32(1 / 127)
+    return (np.rint(parts / step).astype(np.float64) * step).reshape(x.shape)
+
+
+def check(case: Case, rows: tuple[int, ...], rounded: bool = False):
     """A product is that of the numbers, and the first rows have the bits that they have alone."""
     made = drawn(case)
-    layout = coding(made)
+    layout = coding(made, rounded)
     assert layout is not None and kernels.takes_codes(16, layout)
     multiply = functools.partial(kernels.few_rows_of_codes, layout)
     parts = made.codes, made.scales, made.zeros
@@ -105,7 +122,8 @@ def check(case: Case, rows: tuple[int, ...]):
     x[4], x[5, 1] = 0, 1e4
     x[6] *= 1e-20
     whole, *firsts, middle = map(np.asarray, all_and_some(x))
-    exact = x.astype(np.float64) @ made.wide
+    wanted = in_8_bits(x, min(case.group, 128)) if rounded else x.astype(np.float64)
+    exact = wanted @ made.wide
     assert (np.abs(whole - exact).max(1) <= 1e-6 * np.abs(exact).max(1)).all()
     for count, some in zip(rows, firsts, strict=True):
         assert some.tobytes() == whole[:count].tobytes()

@@ -29,7 +29,9 @@ class ProgramOptions(fields.Options):
         False, "split the draft model too; default: every chip holds all of it"
     )
     dtype: str = fields.option(
-        "bfloat16", "of the weights; the activations of int8 and int4 are bfloat16", choices=DTYPES
+        "bfloat16",
+        "of the weights; int8 and packed ones have activations in bfloat16",
+        choices=DTYPES,
     )
     vocab_size: int | None = fields.option(
         None, f"of --size; default: that of a published target, otherwise {VOCABULARY}"

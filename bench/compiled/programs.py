@@ -10,6 +10,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,6 @@ from specjax._internal.platforms import shapes_for
 from specjax.caches import KVCache
 from specjax.contract import Proposer
 from specjax.decoding import RowInputs, eos_of_rows, start
-from specjax.files import check_rounded_shards
 from specjax.methods import PublishedSource, SharedParams, own_shardings
 from specjax.models import Int8, Packed
 from specjax.parallel import by_row, device_bytes, is_split, shardings
@@ -125,10 +125,10 @@ def _mesh(devices: np.ndarray, target: LinenModel) -> Mesh:
 
 
 def _split(params: Arrays, model: LinenModel, mesh: Mesh) -> Arrays:
-    """Shapes of parameters that are split over a mesh, in int8 and int4 too.
+    """Shapes of parameters that are split over a mesh, in int8 and packed too.
 
     Raises:
-      ValueError: a group of inputs of a matrix in int4 would lie on two devices.
+      ValueError: a group of inputs of a packed matrix would lie on two devices, or is not in order.
     """
 
     def split(leaf: Arrays, at: NamedSharding) -> Arrays:
@@ -146,19 +146,31 @@ def _split(params: Arrays, model: LinenModel, mesh: Mesh) -> Arrays:
 
 
 def _split_packed(leaf: Packed, at: NamedSharding) -> Packed:
-    """Shapes of a matrix in int4, whose codes are [..., groups, inputs of a group, out]."""
+    """Shapes of a packed matrix, whose codes are [..., groups, inputs of a group, out]."""
     turned, axes = leaf.turned, [*at.spec, *[None] * (leaf.ndim - len(at.spec))]
-    fault = check_rounded_shards("a matrix", leaf.shape, turned, at)
-    if fault is not None:
-        raise ValueError(f"--dtype int4 cannot be split over so many chips: {fault}")
+    mine = at.shard_shape(leaf.shape)[-2 if turned else -1]
+    if mine < leaf.inputs and (leaf.order is not None or mine % min(leaf.group, leaf.inputs)):
+        ordered = ", in an order of their own" * (leaf.order is not None)
+        raise ValueError(
+            f"a packed matrix cannot be split over so many chips: a group has {leaf.group} inputs, "
+            f"and a chip would hold {mine}{ordered}"
+        )
     *stack, inner, outer = axes if turned else [*axes[:-2], axes[-1], axes[-2]]
     many = leaf.scales.shape[-2] > 1
     codes = (inner, None, outer) if many else (None, inner, outer)
-    scales = (inner if many else None, outer)
+
+    def put(part: Any, *axes: str | None) -> Any:
+        at_axes = NamedSharding(at.mesh, PartitionSpec(*axes))
+        return None if part is None else _shape(part, at_axes)
+
+    beside = *stack, inner if many else None, outer
     return dataclasses.replace(
         leaf,
-        codes=_shape(leaf.codes, NamedSharding(at.mesh, PartitionSpec(*stack, *codes))),
-        scales=_shape(leaf.scales, NamedSharding(at.mesh, PartitionSpec(*stack, *scales))),
+        codes=put(leaf.codes, *stack, *codes),
+        scales=put(leaf.scales, *beside),
+        zeros=put(leaf.zeros, *beside),
+        whole=put(leaf.whole, *stack, None, outer),
+        order=put(leaf.order),
     )
 
 

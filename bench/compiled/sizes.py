@@ -11,6 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bench.compiled.families import NAMES, published
+from bench.compiled.formats import FORMATS
 from bench.weights import SIZES as PAIRS
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.files import rounded_leaf, rounded_rows
@@ -18,7 +19,7 @@ from specjax.models import FAMILIES, attend_on, quantise
 from specjax.types import Arrays
 
 VOCABULARY = 128256
-DTYPES = ("bfloat16", "float32", "int8", "int4")
+DTYPES = ("bfloat16", "float32", "int8", *FORMATS)
 
 # Hidden size, MLP size, layers, heads, key heads, and whether the embedding is the output matrix.
 _SHAPES = {
@@ -90,16 +91,16 @@ def shapes_of(
 
     Args:
       config: of the model.
-      dtype: of `DTYPES`; with int8 and int4 the cache and the activations are bfloat16.
+      dtype: of `DTYPES`; with int8 and packed matrices the cache and the activations are bfloat16.
       devices: that the model is for, by default several.
     """
-    kept = jnp.dtype("bfloat16" if dtype in ("int8", "int4") else dtype)
+    kept = jnp.dtype("bfloat16" if dtype in ("int8", *FORMATS) else dtype)
     form = attend_on(devices.flat[0] if devices is not None and devices.size == 1 else None)
     model = LinenModel(Transformer(config, attend=form), kept)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept), shapes)
-    if dtype == "int4":
-        return Shapes(config, model, _in_int4(config, shapes))
+    if dtype in FORMATS:
+        return Shapes(config, model, _packed(config, shapes, dtype))
     if dtype != "int8":
         return Shapes(config, model, shapes)
     network = [model]
@@ -113,8 +114,8 @@ def shapes_of(
     return Shapes(config, network[0], params)
 
 
-def _in_int4(config: TransformerConfig, shapes: Arrays) -> Arrays:
-    """The shapes of `specjax.load(folder, dtype="int4")` on an accelerator."""
+def _packed(config: TransformerConfig, shapes: Arrays, dtype: str) -> Arrays:
+    """The shapes of what `specjax.load` makes of a packed folder on an accelerator."""
     leaves: dict[tuple[str, ...], Any] = {**flatten_dict(shapes)}
     for path in rounded_rows(FAMILIES[config.family], config, shapes):
         *stack, rows, columns = leaves[path].shape
@@ -122,11 +123,12 @@ def _in_int4(config: TransformerConfig, shapes: Arrays) -> Arrays:
         outputs = columns if turned else rows
         # A matrix of one output has the layout, and the outputs are the last axis of its arrays.
         one = np.zeros((rows, 1) if turned else (1, columns), np.float32)
-        leaf = rounded_leaf(one, turned, None, "tpu")
-        leaves[path] = jax.tree.map(
-            lambda part, stack=stack, outputs=outputs: jax.ShapeDtypeStruct(
-                (*stack, *part.shape[:-1], outputs), part.dtype
-            ),
-            leaf,
-        )
+        leaf = rounded_leaf(one, turned, None, "tpu", FORMATS[dtype])
+        order = leaf.order  # of the inputs
+
+        def shape(part: Any, stack: list = stack, outputs: int = outputs, order: Any = order):
+            inner = part.shape if part is order else (*part.shape[:-1], outputs)
+            return jax.ShapeDtypeStruct((*stack, *inner), part.dtype)
+
+        leaves[path] = jax.tree.map(shape, leaf)
     return unflatten_dict(leaves)

@@ -25,14 +25,19 @@ RUNS = 3
 
 
 class OpenVino:
-    """Weights by groups of 128 inputs in 4 bits, and by outputs in 8."""
+    """Weights by groups of 128 inputs in 4 bits, and by outputs in 8.
 
-    def __init__(self, threads: int) -> None:
+    By default OpenVINO rounds activations to 8 bits, in groups of 32; if `in_float` it does not.
+    """
+
+    def __init__(self, threads: int, in_float: bool = False) -> None:
         self._ov: Any = importlib.import_module("openvino")
         self._op: Any = importlib.import_module("openvino.opset13")
         self._settings = {
             "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1
         }  # fmt: skip
+        if in_float:
+            self._settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
         self.version = importlib.metadata.version("openvino")
 
     def chain(self, hidden: int, mlp: int, layers: int, bits: int, rows: int) -> Run:
@@ -149,7 +154,11 @@ def _blocks(inputs: int, outputs: int, bits: int, size: int) -> np.ndarray:
     return made
 
 
-ENGINES: dict[str, Callable[[int], Any]] = {"openvino": OpenVino, "llama.cpp": LlamaCpp}
+ENGINES: dict[str, Callable[[int], Any]] = {
+    "openvino": OpenVino,
+    "openvino-float": lambda threads: OpenVino(threads, in_float=True),
+    "llama.cpp": LlamaCpp,
+}
 
 
 def main(name: str, threads: str) -> None:

@@ -57,7 +57,8 @@ class ServedOptions(Options):
         metavar="NAME=FOLDER",
         repeated=True,
     )
-    dtype: str | None = option(None, "float32, bfloat16 or float16; default: as for generate")
+    dtype: str | None = option(None, "float32, bfloat16, float16 or int4; default: as for generate")
+    activations: str | None = option(None, "int8: as for generate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +156,12 @@ def main(prog: str, argv: list[str]) -> None:
     check_packages()
     drafted = arguments.draft is not None or arguments.target is None
     named = ModelOptions(
-        arguments.target, arguments.draft, draft_window=arguments.draft_window,
+        arguments.target,
+        arguments.draft,
+        draft_window=arguments.draft_window,
         dtype=arguments.dtype,
-    )  # fmt: skip
+        activations=arguments.activations,
+    )
     kinds = ["draft"] if drafted else ["ngram"]
     models = load_models(named, kinds, devices=arguments.devices())
     target, draft = models.target, models.draft

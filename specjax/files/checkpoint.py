@@ -58,7 +58,9 @@ from specjax.models import (
     attend_on,
     cpu_dot_general,
     dot_general,
+    holds_packed,
     mtp_layout,
+    round_activations,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.types import Weights
@@ -96,6 +98,7 @@ def load(
     lora: str | os.PathLike[str] | None = None,
     layers: Sequence[int] | None = None,
     dequantise: bool = False,
+    activations: str | None = None,
     own_kernels: bool = True,
 ) -> LanguageModel:
     """Reads a model.
@@ -124,6 +127,10 @@ def load(
       dequantise: hold the packed matrices of a quantised folder (FP8, AWQ, GPTQ, ...) as plain
         numbers in `dtype`.  By default their codes stay packed on the device, and a product widens
         them as it reads them.
+      activations: "int8": on a CPU, round the activations that packed matrices multiply to 8 bits,
+        with a step for each group of inputs, and hold the output matrix in int8, as
+        `specjax.quantise` does.  Products take about half as long.  This is a different model, with
+        texts of its own, and its name says so.  By default activations stay in `dtype`.
       own_kernels: False: compute with XLA's products, attention and filters alone, to find out
         whether a kernel of specjax (on one CPU or one NVIDIA GPU) is at fault.
 
@@ -143,6 +150,13 @@ def load(
         raise ValueError(
             'dtype="int4" holds matrices packed and dequantise=True does not; leave one of them out'
         )
+    chosen("activations", activations, (None, "int8"))
+    if activations is not None and (platform != "cpu" or dequantise):
+        found = "dequantise=True leaves none packed" if dequantise else f"this is a {platform}"
+        raise ValueError(
+            'activations="int8" rounds what packed matrices multiply on a CPU, and '
+            f"{found}; leave it out"
+        )
     dtype = None if in_int4 else dtype
     dtype = check_dtype(_usual_dtype(device) if dtype is None else dtype)
     chosen("precision", precision, (None, *PRECISIONS))
@@ -155,6 +169,13 @@ def load(
         adapter = open_lora(lora)
     with named(folder):
         outline = _outline(path, folder, adapter)
+    unpacked = (
+        f'activations="int8" rounds what packed matrices multiply, and {outline.name} has none; '
+        'pass dtype="int4" too, or leave it out'
+    )
+    plain = outline.scheme is None and file_of(folder) is None
+    if activations is not None and plain and not in_int4:
+        raise ValueError(unpacked)
     config = ours = outline.config
     if layers is not None:
         layers = check_layers(layers, config.num_layers)
@@ -189,6 +210,10 @@ def load(
             in_int4=in_int4,
         )
     loaded = outline.with_weights(model, params)
+    if activations is not None:
+        if not holds_packed(params):  # a GGUF file of plain numbers
+            raise ValueError(unpacked)
+        loaded = round_activations(loaded)
     # A model with only some of the layers has other hidden states than those that MTP reads.
     return loaded if layers is None else dataclasses.replace(loaded, mtp=0)
 

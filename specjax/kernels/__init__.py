@@ -13,7 +13,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.kernels.available import usable
-    from specjax.kernels.coding import Coding
+    from specjax.kernels.coding import Coding, together
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
     from specjax.kernels.gpu_experts import few_experts_on_gpu, takes_experts_on_gpu
     from specjax.kernels.gpu_filters import least_kept_on_gpu
@@ -63,6 +63,7 @@ __all__ = [
     "takes_experts_on_gpu",
     "takes_pages",
     "takes_stacked",
+    "together",
     "usable",
     "write_pages",
     "writes_pages",

@@ -50,6 +50,24 @@ def tiles() -> bool:
 
 
 @functools.cache
+def byte_lanes() -> tuple[int, ...]:
+    """Returns the words of vectors whose bytes this processor multiplies, the longest first."""
+    if not usable():
+        return ()
+    try:
+        from specjax.kernels import calling  # needs llvmlite
+
+        return calling.byte_lanes()
+    except Exception:  # as for `lanes`
+        return ()
+
+
+def vnni() -> bool:
+    """Returns whether one instruction adds products of bytes, as against two of AVX2."""
+    return 16 in byte_lanes()
+
+
+@functools.cache
 def made(kind: str, dtype: str, *others: Hashable) -> str | None:
     """Returns the name of a kernel that a function of `calling` makes, or None."""
     if not usable():

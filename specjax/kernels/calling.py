@@ -17,6 +17,7 @@ from specjax.kernels.coding import Coding
 from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
+from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.kernels.sharing import Work, handler
 from specjax.kernels.tiles import Tiles
 from specjax.kernels.writing import Writing
@@ -40,8 +41,11 @@ def stacked(dtype: str) -> str:
 
 def codes(dtype: str, coding: Coding) -> str:
     """Returns the name as `product`, for products with codes that have scales."""
-    work = Tiles if coding.tiles else Codes
-    return _registered(coding.name, work(coding, machine()))
+    if coding.rounded:
+        work = RoundedCodes(coding, machine(), 16 in byte_lanes())
+    else:
+        work = (Tiles if coding.tiles else Codes)(coding, machine())
+    return _registered(coding.name, work)
 
 
 def attention(dtype: str, dim: int, capped: bool, page: int | None = None) -> str:
@@ -115,6 +119,15 @@ def machine() -> Machine:
     if features.get("avx2"):
         return Machine(8, 16)
     return Machine(4, 32 if platform.machine().lower() in ("aarch64", "arm64") else 16)
+
+
+@functools.cache
+def byte_lanes() -> tuple[int, ...]:
+    """Returns the words of vectors whose bytes are multiplied: of 16 with VNNI, of 8 with AVX2."""
+    features = binding.get_host_cpu_features()
+    if features.get("avx512vnni") and features.get("avx512vl") and features.get("avx512bw"):
+        return 16, 8
+    return (8,) if features.get("avx2") else ()
 
 
 @functools.cache

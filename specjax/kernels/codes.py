@@ -80,8 +80,14 @@ class Codes:
         _Part(self, function).write_all()
 
 
-_KINDS = {"float32": FLOAT, "bfloat16": INT16, "float16": ir.HalfType(), "uint8": INT8}
+_KINDS = {
+    "float32": FLOAT, "bfloat16": INT16, "float16": ir.HalfType(), "uint8": INT8,
+    "float8_e4m3fn": INT8,
+}  # fmt: skip
 """The elements of scales."""
+
+_FP8 = 2.0**8
+"""What numbers of e4m3 are more than those of float16 with their bits."""
 
 
 def _like(value: Value, kind: ir.Type) -> Any:
@@ -133,7 +139,7 @@ class Beside:
         at = b.add(b.mul(output, self.groups), group)
         scale = self._scale(self._numbers(self.scales, at, count))
         real = _like(scale, FLOAT)
-        rest = ir.Constant(real, [float(self.rest)] * count if count > 1 else float(self.rest))
+        rest = constant_of(real, float(self.rest))
         if self.zeros is None:
             return scale, rest if self.rest else None
         zeros = self._numbers(self.zeros, at, count)
@@ -156,10 +162,30 @@ class Beside:
         real = _like(scales, FLOAT)
         if of == "float16":
             return b.fpext(scales, real)
+        if of == "float8_e4m3fn":
+            return b.fmul(self.of_fp8(scales), constant_of(real, _FP8))
         # A byte s is 2^(s - 127): it is the exponent of a float32 number.
         wide = _like(scales, INT32)
         shift = ir.Constant(wide, 23 if wide == INT32 else [23] * wide.count)
         return b.bitcast(b.shl(b.zext(scales, wide), shift), real)
+
+    def of_fp8(self, codes: Value) -> Value:
+        """Returns numbers of e4m3, over `_FP8`: float16 has them, subnormal ones too."""
+        b, half = self.b, _like(codes, INT16)
+
+        def constant(value: int) -> ir.Constant:
+            return constant_of(half, value)
+
+        wide = b.zext(codes, half)
+        size = b.shl(b.and_(wide, constant(0x7F)), constant(7))
+        bits = b.or_(size, b.shl(b.and_(wide, constant(0x80)), constant(8)))
+        return b.fpext(b.bitcast(bits, _like(codes, ir.HalfType())), _like(codes, FLOAT))
+
+
+def constant_of(kind: ir.Type, value: float) -> ir.Constant:
+    """Returns a number, or a vector with it in every lane."""
+    many = isinstance(kind, ir.VectorType)
+    return ir.Constant(kind, [value] * kind.count if many else value)
 
 
 class _Part(Beside):
@@ -263,6 +289,8 @@ class _Part(Beside):
         scale, zero = self.scale_and_zero(output, group, piece.count)
         scale = self._spread(scale, piece)
         zero = None if zero is None else self._spread(zero, piece)
+        if self.coding.fp8:
+            scale = b.fmul(scale, emit.constant(_FP8, self.lanes))
         if self.signs_codes:  # which lie in the highest bits of a word
             scale = b.fmul(scale, emit.constant(1 / _HIGH, self.lanes))
             zero = None if zero is None else b.fmul(zero, emit.constant(_HIGH, self.lanes))
@@ -296,6 +324,8 @@ class _Part(Beside):
 
             def of_bytes(j: int) -> Value:
                 read = emit.read(codes, word(j * lanes), ir.VectorType(INT8, lanes), 1)
+                if self.coding.fp8:
+                    return self.of_fp8(read)
                 wide = b.sext if self.coding.signed else b.zext
                 return less(b.sitofp(wide(read, words), self.vector))
 

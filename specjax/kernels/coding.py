@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 ALL = 2**30
 """The inputs of a group if all inputs of an output share a scale."""
@@ -16,6 +17,15 @@ _SEGMENTS = (128, 64, 32)
 
 Sums of 512 products of 8 bits are exact in float32.
 """
+
+
+_STEP = 128
+"""The most activations that share a step."""
+
+
+def together(group: int) -> int:
+    """Returns the activations that share a step, if a matrix has groups of this many inputs."""
+    return math.gcd(group, _STEP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +57,8 @@ class Coding:
       zeros: the dtype of the zeros, or None.
       lanes: the float32 numbers of a vector.
       segment: the inputs that are summed as whole numbers in tiles (AMX); 0 without them.
+      rounded: the inputs that share a step, if activations are rounded to 8 bits; else 0.
+      fp8: the codes are numbers of e4m3.
     """
 
     bits: int
@@ -58,6 +70,8 @@ class Coding:
     zeros: str | None
     lanes: int
     segment: int = 0
+    rounded: int = 0
+    fp8: bool = False
 
     @property
     def tiles(self) -> bool:
@@ -67,21 +81,40 @@ class Coding:
         """Returns the coding for products in tiles, or None if they cannot be cut so."""
         fit = (size for size in _SEGMENTS if inputs % size == self.group % size == 0)
         segment = next(fit, None)
-        if segment is None or outputs < TOGETHER:
+        if segment is None or outputs < TOGETHER or self.fp8:
             return None
         return dataclasses.replace(self, lanes=16, segment=segment)
+
+    def in_bytes(self, inputs: int, lanes: int, vnni: bool) -> Coding | None:
+        """Returns the coding for activations of 8 bits, or None if there is no kernel for them.
+
+        Args:
+          inputs: of the matrix.
+          lanes: the words of a vector.
+          vnni: the processor multiplies bytes; else it has AVX2, which 4 bits suffice for.
+        """
+        made = dataclasses.replace(self, lanes=lanes, rounded=together(self.group))
+        block = made.rounded_block
+        whole = self.group % block == 0 or self.group == made.rounded
+        takes = not self.fp8 and (vnni or self.bits == 4) and made.rounded >= lanes
+        return made if takes and whole and inputs % block == 0 else None
+
+    @property
+    def rounded_block(self) -> int:
+        """The inputs that are multiplied at once, if activations are rounded."""
+        return max(self.rounded, self.lanes * (8 if self.bits == 4 else 4))
 
     @property
     def name(self) -> str:
         return (
             f"specjax_codes_{self.kind}_{self.offset}_{self.group}_{self.scales}_{self.zeros}"
-            f"_{self.lanes}_{self.segment}"
+            f"_{self.lanes}_{self.segment}_{self.rounded}"
         ).replace("-", "m")
 
     @property
     def kind(self) -> str:
         """The dtype of the codes."""
-        return f"{'fp' if self.fp4 else 'int' if self.signed else 'uint'}{self.bits}"
+        return f"{'fp' if self.fp4 or self.fp8 else 'int' if self.signed else 'uint'}{self.bits}"
 
     def takes(self, inputs: int) -> bool:
         """Returns whether blocks divide the inputs, and pieces of blocks have whole groups."""

@@ -6,6 +6,7 @@ llvmlite is optional (extra `[cpu]`), so only this room imports it, and only whe
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ Value = Any  # an instruction or a constant; llvmlite has no annotations
 
 WORD, INT32, INT16, INT8 = (ir.IntType(bits) for bits in (64, 32, 16, 8))
 FLOAT = ir.FloatType()
+
+_LEAST = 0x0DA24260
+"""The bits of 1e-30."""
 
 
 def word(value: int) -> ir.Constant:
@@ -155,6 +159,55 @@ class Emitter:
         given = [ir.Constant(INT8, each) if isinstance(each, int) else each for each in arguments]
         kinds = [each.type for each in given]
         self.b.call(self._intrinsic(f"x86.{name}", ir.VoidType(), kinds), given)
+
+    def add_products(self, x: Value, y: Value, total: Value) -> Value:
+        """Adds to each lane the products of its four bytes (VNNI).
+
+        Args:
+          x, y: vectors of bytes, without and with a sign.
+          total: a vector of words.
+        """
+        kind = total.type
+        name = f"x86.avx512.vpdpbusd.{32 * kind.count}"
+        given = [self.b.bitcast(x, kind), self.b.bitcast(y, kind)]
+        return self.b.call(self._intrinsic(name, kind, [kind] * 3), [total, *given])
+
+    def products(self, pairs: Sequence[tuple[Value, Value]]) -> Value:
+        """Returns in each lane the products of its four bytes, summed over the pairs (AVX2).
+
+        Pairs are as x and y of `add_products`.  Sums of two bytes over the pairs are below 2^15.
+        """
+        b = self.b
+        byte = pairs[0][0].type
+        half, word = (
+            ir.VectorType(kind, byte.count // by) for kind, by in ((INT16, 2), (INT32, 4))
+        )
+        two = self._intrinsic("x86.avx2.pmadd.ub.sw", half, [byte, byte])
+        total = b.call(two, list(pairs[0]))
+        for pair in pairs[1:]:
+            total = b.add(total, b.call(two, list(pair)))
+        neighbours = self._intrinsic("x86.avx2.pmadd.wd", word, [half, half])
+        return b.call(neighbours, [total, ir.Constant(half, [1] * half.count)])
+
+    def magnitude(self, vectors: Sequence[Value]) -> Value:
+        """Returns the largest absolute value in vectors of float32 numbers; at least 1e-30.
+
+        It is NaN if one of the numbers is.
+        """
+        b, words = self.b, ir.VectorType(INT32, vectors[0].type.count)
+        mask = ir.Constant(words, [0x7FFFFFFF] * words.count)
+        # The bits of numbers without a sign are in the order of the numbers, and NaNs come last.
+        sizes = [b.and_(b.bitcast(vector, words), mask) for vector in vectors]
+
+        def larger(x: Value, y: Value) -> Value:
+            return b.select(b.icmp_unsigned(">", x, y), x, y)
+
+        most = functools.reduce(larger, sizes)
+        while (count := most.type.count) > 1:
+            half = count // 2
+            most = larger(self.lanes(most, range(half)), self.lanes(most, range(half, count)))
+        most = b.extract_element(most, ir.Constant(INT32, 0))
+        return b.bitcast(larger(most, ir.Constant(INT32, _LEAST)), FLOAT)
 
     def larger(self, x: Value, y: Value) -> Value:
         """Returns the larger one, lane by lane; y where x is NaN."""

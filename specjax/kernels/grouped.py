@@ -20,7 +20,11 @@ Those of 8 were not measured; of 16, 48 rows of a matrix [2048, 768] took as lon
 _MOST_IN_TILES = 128
 """The most rows in tiles: 128 took 0.4 times as long as with XLA."""
 
-_SCALES = ("float32", "bfloat16", "float16", "uint8")
+_MOST_ROUNDED = 512
+"""The most rows that are rounded."""
+
+_FP8 = "float8_e4m3fn"
+_SCALES = ("float32", "bfloat16", "float16", "uint8", _FP8)
 _ZEROS = (None, "uint8", "int8")
 
 
@@ -34,11 +38,12 @@ def coding_of(
     offset: int,
     pairs: bool,
     fp4: bool,
+    rounded: bool = False,
 ) -> Coding | None:
     """Returns the layout of a matrix [outputs, inputs] or a stack of them; None without a kernel.
 
     Args:
-      codes: [..., outputs, bytes] in uint8 with `pairs`, else in int8 or uint8.
+      codes: [..., outputs, bytes] in uint8 with `pairs`, else in int8, uint8 or float8_e4m3fn.
       scales: [..., outputs, groups].
       zeros: as `scales`, whole numbers; or None.
       inputs: of the matrix.
@@ -46,9 +51,10 @@ def coding_of(
       offset: is subtracted from every code.
       pairs: two codes of 4 bits are a byte; the code of the even input is the low one.
       fp4: the codes are numbers of e2m1.
+      rounded: activations are rounded to 8 bits, and as many as `together` says share a step.
     """
     bits = 4 if pairs else 8
-    kinds = ("uint8",) if pairs else ("uint8", "int8")
+    kinds = ("uint8",) if pairs else ("uint8", "int8", _FP8)
     kind_of_zeros = None if zeros is None else zeros.dtype.name
     known = (
         codes.size > 0
@@ -65,10 +71,15 @@ def coding_of(
     lanes = available.lanes()
     if scales.shape[-1] == 1:
         group = ALL
+    kind = codes.dtype.name
     made = Coding(
-        bits, fp4, codes.dtype.name == "int8", offset, group, scales.dtype.name, kind_of_zeros,
-        lanes,
+        bits, fp4, kind == "int8", offset, group, scales.dtype.name, kind_of_zeros, lanes,
+        fp8=kind == _FP8,
     )  # fmt: skip
+    if rounded:
+        widths = available.byte_lanes()
+        found = (made.in_bytes(inputs, width, available.vnni()) for width in widths)
+        return next((each for each in found if each is not None), None)
     if available.tiles() and (tiled := made.in_tiles(inputs, codes.shape[-2])) is not None:
         return tiled
     while lanes >= 4:
@@ -84,6 +95,7 @@ def takes_codes(rows: int, coding: Coding | None) -> bool:
     if coding is None:
         return False
     most = _MOST_IN_TILES if coding.tiles else _MOST_ROWS.get(coding.lanes, 16)
+    most = _MOST_ROUNDED if coding.rounded else most
     return 0 < rows <= most and available.made("codes", coding.kind, coding) is not None
 
 

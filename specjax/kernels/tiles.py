@@ -26,9 +26,6 @@ _ROWS, _DIGITS = 5, 3
 _LIMIT = 8355000.0
 """Somewhat less than 127 * (256^2 + 256 + 1), the largest number of three digits."""
 
-_LEAST = 0x0DA24260
-"""The bits of 1e-30: a segment's largest absolute value counts as no less."""
-
 _CHUNK = 256
 """The inputs of 16 outputs whose codes are copied at once.
 
@@ -182,18 +179,7 @@ class _Part(Beside):
             emit.read(self.x, b.add(start, word(16 * i)), _VECTOR, 4)
             for i in range(self.segment // 16)
         ]
-        magnitude = ir.Constant(_WORDS, [0x7FFFFFFF] * 16)
-        most: Value = None
-        for vector in read:
-            bits = b.and_(b.bitcast(vector, _WORDS), magnitude)  # NaN is above all numbers
-            most = bits if most is None else _larger(b, most, bits)
-        while most.type.count > 1:
-            half = most.type.count // 2
-            most = _larger(
-                b, emit.lanes(most, range(half)), emit.lanes(most, range(half, 2 * half))
-            )
-        most = b.extract_element(most, ir.Constant(INT32, 0))
-        most = b.bitcast(_larger(b, most, ir.Constant(INT32, _LEAST)), FLOAT)
+        most = emit.magnitude(read)
         limit = ir.Constant(FLOAT, _LIMIT)
         over = emit.splat(b.fdiv(limit, most), 16)
         if self.coding.bits == 4:  # the low halves of bytes first, which are even inputs
@@ -403,10 +389,6 @@ class _Part(Beside):
             for r in range(many):
                 place = b.add(b.mul(b.add(row, word(r)), self.outputs), b.add(first, j))
                 emit.write(b.extract_element(total, ir.Constant(INT32, r)), self.y, place, 4)
-
-
-def _larger(b: Any, x: Value, y: Value) -> Value:
-    return b.select(b.icmp_unsigned(">", x, y), x, y)
 
 
 def _turned(emit: Emitter, vectors: Sequence[Value]) -> list[Value]:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         int8_dot_general,
         quantise,
         quantised_form,
+        round_activations,
+        rounding_form,
     )
     from specjax.models.rope import Rope, rotate
     from specjax.models.router import Router, route
@@ -139,6 +141,8 @@ __all__ = [
     "quantised_form",
     "residual_scale",
     "rotate",
+    "round_activations",
+    "rounding_form",
     "route",
     "run_layer",
     "run_layers",

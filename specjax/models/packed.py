@@ -69,6 +69,7 @@ class Packed(nn.meta.AxisMetadata):
       turned: the module's matrix is [in, out].
       rows: the outputs that share a scale in the file.
       divided: `whole` is the inverse of the factor.
+      rounds: activations are rounded to 8 bits before they are multiplied (`rounded_activations`).
     """
 
     codes: Array
@@ -86,6 +87,7 @@ class Packed(nn.meta.AxisMetadata):
     least: Array | None = None
     rows: int = struct.field(pytree_node=False, default=1)
     divided: bool = struct.field(pytree_node=False, default=False)
+    rounds: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -200,16 +202,17 @@ def _product(
         packed = dataclasses.replace(packed, order=None)
 
     if packed.in_groups:
-        return _fused(x, one(packed), result)
+        return _fused(_rounded(x, packed), one(packed), result)
 
     def fused(x: Array, packed: Packed) -> Array:
-        return _multiplied(x, one(packed), x.dtype, False, result)
+        return _multiplied(_rounded(x, packed), one(packed), x.dtype, False, result)
 
     def cpu(x: Array, packed: Packed) -> Array:
         if alone and (coding := _coding(x, packed)) is not None:
-            y = _few_rows(coding, _kept(x, x.dtype), packed, number)
+            x = _kept(x, x.dtype) if coding.rounded else _kept(_rounded(x, packed), x.dtype)
+            y = _few_rows(coding, x, packed, number)
             return _kept(y, result).astype(result)
-        rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+        rows = _rounded(x, packed).reshape(-1, x.shape[-1]).astype(jnp.float32)
         if alone:
             y = _in_tiles(rows, packed, x.dtype, number)
         else:
@@ -217,6 +220,25 @@ def _product(
         return y.astype(result).reshape(*x.shape[:-1], -1)
 
     return on_cpu(cpu, fused, x, packed)
+
+
+def rounded_activations(x: Array, group: int) -> Array:
+    """Returns x [..., in] in float32, rounded to multiples of steps.
+
+    Those of a matrix's groups of inputs, of at most 128, share the step
+
+        step = max |x| / 127.
+    """
+    together, inputs = kernels.together(group), x.shape[-1]
+    padding = (*[(0, 0)] * (x.ndim - 1), (0, -inputs % together))
+    parts = jnp.pad(x.astype(jnp.float32), padding).reshape(*x.shape[:-1], -1, together)
+    most = jnp.abs(parts).max(-1, keepdims=True)
+    step = jnp.maximum(most, 1e-30) * jnp.float32(1 / 127)
+    return (jnp.round(parts / step) * step).reshape(*x.shape[:-1], -1)[..., :inputs]
+
+
+def _rounded(x: Array, packed: Packed) -> Array:
+    return rounded_activations(x, packed.group).astype(x.dtype) if packed.rounds else x
 
 
 def _fused(x: Array, packed: Packed, result: DTypeLike) -> Array:
@@ -254,19 +276,26 @@ def _coding(x: Array, packed: Packed) -> kernels.Coding | None:
     """Returns the layout of the codes if there is a kernel for x and them."""
     rows = x.size // x.shape[-1]
     scales = packed.scales
-    if packed.least is not None or packed.whole is not None:
+    if packed.least is not None:
         return None
-    coding = kernels.coding_of(
-        packed.codes, scales, packed.zeros, inputs=packed.inputs, group=packed.group,
-        offset=packed.offset, pairs=packed.pairs, fp4=packed.fp4,
-    )  # fmt: skip
-    return coding if kernels.takes_codes(rows, coding) else None
+    for rounded in (True, False) if packed.rounds else (False,):
+        coding = kernels.coding_of(
+            packed.codes, scales, packed.zeros, inputs=packed.inputs, group=packed.group,
+            offset=packed.offset, pairs=packed.pairs, fp4=packed.fp4, rounded=rounded,
+        )  # fmt: skip
+        if kernels.takes_codes(rows, coding):
+            return coding
+    return None
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _few_rows(coding: kernels.Coding, x: Array, packed: Packed, number: Array | None) -> Array:
     """Computes x times the matrix in float32, with a kernel."""
-    return kernels.few_rows_of_codes(coding, x, packed.codes, packed.scales, packed.zeros, number)
+    y = kernels.few_rows_of_codes(coding, x, packed.codes, packed.scales, packed.zeros, number)
+    if packed.whole is None:
+        return y
+    whole = packed.whole if number is None else packed.whole[number]
+    return y / whole[:, 0] if packed.divided else y * whole[:, 0]
 
 
 @_few_rows.defjvp

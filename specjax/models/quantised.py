@@ -138,6 +138,7 @@ _XLA: dict[Callable[..., Array], Callable[..., Array]] = {
 }
 
 _made: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKeyDictionary()
+_rounding: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKeyDictionary()
 
 
 def quantise(model: LanguageModel) -> LanguageModel:
@@ -207,6 +208,53 @@ def _quantise(params: Mapping[str, Any]) -> Weights:
         else:
             quantised[name] = leaf
     return quantised
+
+
+def round_activations(model: LanguageModel) -> LanguageModel:
+    """Returns `model` with activations in 8 bits where matrices are packed.
+
+    Its output matrix is in int8, as `quantise` makes it.  The same model gives the same object
+    again.
+
+    Raises:
+      ValueError: as `quantise`.
+    """
+    if model not in _rounding:
+        tied = "head" not in model.params
+        head = {"kernel": model.params["embedding"].T} if tied else model.params["head"]
+        params = {**_rounded(model.params), "head": _quantise(head)}
+        _rounding[model] = dataclasses.replace(rounding_form(model), params=params)
+    return _rounding[model]
+
+
+def rounding_form(model: LanguageModel) -> LanguageModel:
+    """Returns the model of `round_activations` with the weights as they are.
+
+    Raises:
+      ValueError: as `quantise`.
+    """
+    name = f"{model.name} with int8 activations"
+    return dataclasses.replace(quantised_form(model), name=name)
+
+
+def _rounded(params: Mapping[str, Any]) -> Weights:
+    """Returns the parameters with packed matrices that round, and no transposed ones."""
+    made = {}
+    for name, leaf in params.items():
+        if isinstance(leaf, dict):
+            made[name] = _rounded(leaf)
+            continue
+        matrix = name == "weight" and leaf.ndim == 2
+        if isinstance(leaf, Packed):
+            turned = leaf.turned or matrix
+            made["kernel" if matrix else name] = dataclasses.replace(
+                leaf, rounds=True, turned=turned
+            )
+        elif matrix:
+            made["kernel"] = leaf.T
+        else:
+            made[name] = leaf
+    return made
 
 
 def for_several_devices(model: LanguageModel) -> LanguageModel:

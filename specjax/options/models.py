@@ -108,6 +108,11 @@ class ModelOptions(Options):
         "float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16), or int4 for the "
         "matrices of linear maps",
     )
+    activations: str | None = option(
+        None,
+        "int8: on a CPU, round what packed matrices of the target multiply to 8 bits, which is "
+        "faster; it is then another model, with other texts",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +221,7 @@ def load_models(
         ),
     )
     with progress("loading"):
-        target = specjax.load(folder, dtype, mesh=mesh, lora=lora)
+        target = specjax.load(folder, dtype, mesh=mesh, lora=lora, activations=options.activations)
         target = specjax.quantise(target) if in_int8 else target
         model = None if draft is None else _draft(draft, dtype, draft_mesh or mesh, split)
         if model is not None and options.draft_vocab is not None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import stat
+import types
 from typing import Any
 
 import folders
@@ -354,3 +355,19 @@ def test_kernels_can_be_left_out(monkeypatch):
     assert not specjax.load(place, own_kernels=False).model.module.triton
     with pytest.raises(ValueError, match="own_kernels='no'"):
         specjax.load(place, own_kernels="no")  # type: ignore[arg-type]
+
+
+def test_rounded_activations_are_for_packed_matrices_on_a_cpu(monkeypatch):
+    """Everything else is refused before any weight is read."""
+    from specjax.files import checkpoint
+
+    monkeypatch.setattr(checkpoint, "read_params", None)
+    place = specjax.shipped("tiny/target")
+    with pytest.raises(ValueError, match='has none; pass dtype="int4" too'):
+        specjax.load(place, activations="int8")
+    with pytest.raises(ValueError, match="dequantise=True leaves none packed"):
+        specjax.load(place, dequantise=True, activations="int8")
+    gpu = types.SimpleNamespace(platform="gpu", device_kind="H100")
+    monkeypatch.setattr(checkpoint, "default_devices", lambda: [gpu])
+    with pytest.raises(ValueError, match="on a CPU, and this is a gpu"):
+        specjax.load(place, "int4", activations="int8")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from coded_rows import CASES, Case, check, coding, drawn
+from coded_rows import CASES, IN_BYTES, Case, check, coding, drawn, in_8_bits
 
 from specjax import kernels
 from specjax.kernels import available, calling
 from specjax.kernels.codes import Codes
 from specjax.kernels.forms import Machine
+from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.models.packed import Packed
 
 LAST = ((1,), (0,)), ((), ())
@@ -31,6 +33,26 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
     if not tiles:
         monkeypatch.setattr(available, "tiles", lambda: False)
     check(case, tuple(range(1, 16))[CASES.index(case) // 2 % 3 :: 3])
+
+
+@pytest.mark.parametrize("case", IN_BYTES[1::2], ids=str)
+def test_rounded_activations_are_multiplied_in_whole_numbers(case: Case):
+    """`tests/product/test_few_rows.py` has the other cases."""
+    if 16 in available.byte_lanes() or case.codes == "int4":
+        check(case, (1, 2, 5), rounded=True)
+
+
+def test_bytes_are_multiplied_without_vnni(monkeypatch: pytest.MonkeyPatch):
+    """By two instructions of AVX2, in 4 bits."""
+    monkeypatch.setattr(available, "byte_lanes", lambda: (8,))
+    for case in (CASES[0], CASES[4], CASES[7]):
+        layout = coding(drawn(case), rounded=True)
+        assert layout is not None and layout.lanes == 8
+        name = f"specjax_test_without_vnni_{layout.name}"
+        calling.register(RoundedCodes(layout, Machine(8, 16), vnni=False), name)
+        monkeypatch.setattr(available, "made", lambda *of, name=name: name)
+        check(case, (1, 2, 5), rounded=True)
+    assert coding(drawn(CASES[10]), rounded=True) is None, "8 bits would overflow"
 
 
 @pytest.mark.parametrize(("lanes", "registers"), [(8, 16), (4, 32)])
@@ -56,6 +78,19 @@ def held(case: Case) -> Packed:
         made.codes, made.scales, made.zeros, None, None, case.offset, case.inputs, case.group,
         case.codes == "fp4", bool(made.layout["pairs"]), False, True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
+def test_a_packed_matrix_rounds_activations_in_every_program(case: Case, alone: bool):
+    """With its kernel, with the kernel of float32 numbers (case 3), and with XLA."""
+    matrix = dataclasses.replace(held(case), rounds=True)
+    x = np.random.default_rng(0).normal(size=(600, case.inputs)).astype(np.float32)
+    exact = in_8_bits(x, case.group) @ drawn(case).wide
+    product = jax.jit(lambda x, w: w.unbox().product(x, LAST, alone))
+    for rows in (2, 600):
+        y = product(x[:rows], matrix)
+        np.testing.assert_allclose(y, exact[:rows], atol=2e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -110,7 +145,7 @@ def test_other_layouts_are_left_to_xla(monkeypatch: pytest.MonkeyPatch):
     assert not kernels.takes_codes(0, coding(made))
     for change in ({"inputs": 767}, {"group": 12}, {"fp4": True, "pairs": False}):
         assert coding(made._replace(layout=made.layout | change)) is None
-    assert coding(made._replace(scales=made.scales.astype(jnp.float8_e4m3fn))) is None
+    assert coding(made._replace(scales=made.scales.astype(jnp.float8_e5m2))) is None
     for scales in (made.scales[:, :-1], made.scales[:-1]):  # the kernel would read past their end
         assert coding(made._replace(scales=scales)) is None
     assert coding(made._replace(zeros=jnp.zeros((50, 1), jnp.uint8))) is None

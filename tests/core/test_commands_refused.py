@@ -60,6 +60,8 @@ from specjax.generation.prompts import read_file
         (["x", *PAIR, "--top-p", "0"], ["top_p=0", "(0, 1]"]),
         (["x", *PAIR, "--max-new-tokens", "5000"], ["5000", "256", "shorten"]),
         (["x", *PAIR, "--dtype", "int5"], ["int5", "bfloat16"]),
+        (["x", *PAIR, "--activations", "int8"], ["activations", 'dtype="int4"']),
+        (["x", *PAIR, "--activations", "int7"], ["activations", "int7"]),
         (["", *PAIR], ["prompt 0 is empty"]),
     ],
 )

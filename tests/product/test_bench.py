@@ -15,6 +15,7 @@ from bench import __main__ as bench
 from bench import command, machine, timing, vocabularies
 from bench.contestants import Contestant
 from bench.prompts import SHIPPED, batches
+from bench.weights import Pair
 from specjax.measure import PromptCounts, turns
 
 TINY = pathlib.Path(__file__).parents[2] / "checkpoints" / "tiny"
@@ -128,12 +129,15 @@ def test_few_bits_beside_float32(monkeypatch, tmp_path, capsys):
     assert rows["self-int4"]["parts_over_step"] is not None
     assert rows["plain"]["tau"] == [1.0, 1.0, 1.0]
     target, draft = (specjax.load(TINY / name) for name in ("target", "draft"))
+    pair = Pair(target, draft, lambda role: None)
     for bits in ("int8", "int4"):
+        options = bench.ReportOptions(num_drafts=(1, 2))
         contestants = [
             (one.name, one.num_drafts)
-            for one in bench._in_few_bits(bits, target, draft, [1, 2], None)
+            for one in bench._in_few_bits(bits, pair, options, None, lambda _: None)
         ]
-        drafts = [(name, gamma) for gamma in (1, 2) for name in (f"draft {bits}", f"self-{bits}")]
+        names = f"draft {bits}", f"{bits} target and draft", f"self-{bits}"
+        drafts = [(name, gamma) for gamma in (1, 2) for name in names]
         assert contestants == [(f"{bits} target", 0), (f"draft {bits} alone", 0), *drafts]
 
 

@@ -15,7 +15,7 @@ import pytest
 import specjax
 from specjax import LanguageModel
 from specjax.cli import main
-from specjax.models import FAMILIES, LinenModel, Packed, Transformer, is_packed
+from specjax.models import FAMILIES, Int8, LinenModel, Packed, Transformer, is_packed
 from specjax.models.packed import holds_packed
 
 IDS = np.random.default_rng(3).integers(1, 300, 24).tolist()
@@ -216,6 +216,24 @@ def test_int4_of_our_own(tmp_path):
     same_numbers(model, specjax.load(tmp_path))
     with pytest.raises(ValueError, match="leave one of them out"):
         specjax.load(folder, "int4", dequantise=True)
+
+
+@pytest.mark.parametrize(
+    ("format", "dtype"),
+    [("act-order", None), ("awq", "bfloat16"), ("int8", None), ("mxfp4", None), ("fp8", None)],
+)
+def test_rounded_activations_make_another_model_with_the_same_laws(format, dtype):
+    """Its logits are near, and it writes the same text with drafts and without."""
+    folder = packed_folders.write(format, f"packed-{format}")
+    model, rounded = specjax.load(folder, dtype), specjax.load(folder, dtype, activations="int8")
+    assert rounded.name == f"{model.name} with int8 activations"
+    assert isinstance(rounded.params["head"]["kernel"], Int8)
+    error = np.abs(logits(rounded) - logits(model)).max() / np.ptp(logits(model))
+    assert 1e-4 < error < 0.05
+    how = {"temperature": 1.0, "seed": 2}
+    expected = texts(rounded, proposer="none", **how)
+    assert texts(rounded, draft=model, proposer="draft", num_drafts=3, **how) == expected
+    assert texts(rounded, proposer="ngram", num_drafts=2, **how) == expected
 
 
 def random_model(kind, **config):
