@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 
@@ -43,6 +44,13 @@ CHUNK = 128
 _EOS_IDS = 4
 
 _PAUSES = ("abort", "retract", "in_place")
+
+
+class Blocks(NamedTuple):
+    """The blocks of the caches of an engine."""
+
+    size: int  # tokens
+    count: int
 
 
 class Engine:
@@ -139,6 +147,7 @@ class Engine:
         if cache_tokens is not None:
             reader = Reader(target.model, several, decoder.capacity, chunk)
             pages = PageSizes.of(reader, params, page, cache_tokens, target.name)
+        self._page = page
         self._device = Device(decoder, params, slots, chunk, pages)
         example = self.checker.admit(
             Request(prompts=[[0, 0]], max_new_tokens=1, proposer=NONE, eos=[])
@@ -284,6 +293,14 @@ class Engine:
             self.__dict__.pop("model_hash", None)
 
         self._scheduler.call(lambda: self._scheduler.renew(replace))
+
+    @property
+    def blocks(self) -> Blocks:
+        """What prompts share of each other: chunks of slots, or pages."""
+        load, device = self.load(), self._device
+        if load.pages:
+            return Blocks(self._page, load.pages)
+        return Blocks(device.chunk, device.slots * device.decoder.capacity // device.chunk)
 
     def load(self) -> Load:
         """Returns the load of the engine: the requests that wait and run, and the counts so far."""

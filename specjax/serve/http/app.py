@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import functools
 import hmac
 import json
 import pathlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,6 +22,7 @@ from starlette.routing import Route
 from specjax.serve.engine import Engine
 from specjax.serve.handle import Handle, Served
 from specjax.serve.http import answers, following, requests, sglang
+from specjax.serve.http.arriving import ID, Limits, read_body, request_id
 from specjax.serve.http.fields import Body, Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
 from specjax.serve.http.places import HEADER, Place, Seen, event_id
@@ -32,30 +34,6 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 _T = TypeVar("_T")
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The limits of the requests that a server accepts.
-
-    Attributes:
-      api_key: requests have to send it as `Authorization: Bearer KEY`; None: they need none.
-      body: the most bytes of a request.
-      header_seconds: the headers of a request have to arrive in so many seconds.
-      body_seconds: a body has to arrive in so many seconds.
-      send_seconds: a client that reads nothing for so long is dropped.
-      texts: the most texts that one request may ask for (prompts times n).
-      admin: whoever may send requests may also pause the server, abort requests of others, and
-        give it the weights of a folder of its machine.
-    """
-
-    api_key: str | None = None
-    body: int = 4 * 2**20
-    header_seconds: float = 10.0
-    body_seconds: float = 30.0
-    send_seconds: float = 60.0
-    texts: int = 16
-    admin: bool = False
-
-
 class Service:
     """The state of a server: its engine, its metrics, and whether it is about to stop."""
 
@@ -65,7 +43,7 @@ class Service:
         self.words = Words(engine.target.tokenizer)
         engine.model_hash  # noqa: B018 - now, and not while the first request waits
         self.weight_version = "default"
-        self.rids: dict[str, list[Handle]] = {}  # of SGLang's requests that run
+        self.rids: dict[str, list[Handle]] = {}  # of requests that run, by their ids
         self.draining = False
         self.running = 0  # requests that are being answered
 
@@ -91,8 +69,7 @@ class Service:
             body, lambda: sglang.Items(self.engine, body, self.limits.texts),
             lambda items: items.submit(self.engine),
         )  # fmt: skip
-        for rid, handle in zip(items.rids, handles, strict=True):
-            self.rids.setdefault(rid, []).append(handle)
+        self._know(items.rids, handles)
         answers = sglang.Answers(items, self.words, self.weight_version)
 
         async def chunks() -> AsyncIterator[tuple[dict[str, Json], None]]:
@@ -109,6 +86,11 @@ class Service:
             return JSONResponse(answers.whole(await self._served(request, handles)))
         finally:
             self._forget(items.rids, handles)
+
+    def _know(self, rids: list[str], handles: list[Handle]) -> None:
+        """Keeps the ids of requests that run, by which they can be aborted."""
+        for rid, handle in zip(rids, handles, strict=True):
+            self.rids.setdefault(rid, []).append(handle)
 
     def _forget(self, rids: list[str], handles: list[Handle]) -> None:
         for rid, handle in zip(rids, handles, strict=True):
@@ -203,6 +185,12 @@ class Service:
             return JSONResponse({"status": "stopping"}, 503)
         return JSONResponse({"status": "ok"})
 
+    async def live(self, request: Request) -> Response:
+        """Says whether the engine serves, also while the server is about to stop."""
+        if not self.engine.healthy:
+            return JSONResponse({"status": "stopped"}, 503)
+        return JSONResponse({"status": "ok"})
+
     async def prometheus(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -223,24 +211,7 @@ class Service:
         return HTMLResponse(_PAGE.read_text(encoding="utf-8").replace("{{offered}}", shown))
 
     async def _body(self, request: Request) -> bytes:
-        """Returns the body, if it is small enough and arrives in time."""
-        most = self.limits.body
-        too_large = Problem(413, f"the body is larger than {most} bytes")
-        length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > most:
-            raise too_large
-        content = bytearray()
-        try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                async for part in request.stream():
-                    content += part
-                    if len(content) > most:
-                        raise too_large
-        except TimeoutError:
-            raise Problem(
-                408, f"the body did not arrive in {self.limits.body_seconds:g} s"
-            ) from None
-        return bytes(content)
+        return await read_body(request, self.limits)
 
     def _submit(self, asked: requests.Asked) -> list[Handle]:
         handles: list[Handle] = []
@@ -268,12 +239,24 @@ class Service:
         asked, handles = await self._begin(
             body, lambda: make().resumed(body, seen, model), self._submit
         )
-        writer = answers.Writer.of(self.words, asked, chat, asked.depth, body.return_guesses, model)
-        if asked.delivered is not None:  # an answer of the status 200 begins with what comes next
-            await self._checked(request, handles)
-        if body.stream:
-            return self._stream(self._chunks(writer, handles, body, seen), handles, lorax=False)
-        return JSONResponse(writer.whole(await self._served(request, handles)))
+        rid = request.state.rid
+        writer = answers.Writer.of(
+            self.words, asked, chat, asked.depth, body.return_guesses, model, rid
+        )
+        rids = [rid] * len(handles)
+        self._know(rids, handles)
+        streams = False
+        try:
+            if asked.delivered is not None:  # an answer of the status 200 begins with what is new
+                await self._checked(request, handles)
+            if body.stream:
+                chunks = self._chunks(writer, handles, body, seen)
+                streams = True
+                return self._stream(chunks, handles, lorax=False, rids=rids)
+            return JSONResponse(writer.whole(await self._served(request, handles)))
+        finally:
+            if not streams:
+                self._forget(rids, handles)
 
     async def _begin(
         self, body: Body, make: Callable[[], _T], submit: Callable[[_T], list[Handle]]
@@ -368,9 +351,11 @@ class Service:
         chunks: AsyncIterator[tuple[dict[str, Json], str | None]],
         handles: list[Handle],
         lorax: bool,
+        rids: Sequence[str] = (),
     ) -> Response:
         async def events() -> AsyncIterator[dict[str, str]]:
-            with following.cancelling(handles):
+            with following.cancelling(handles), contextlib.ExitStack() as after:
+                after.callback(self._forget, list(rids), handles if rids else [])
                 try:
                     async for chunk, name in chunks:
                         event = {"data": json.dumps(chunk, ensure_ascii=False)}
@@ -471,6 +456,8 @@ def make_app(engine: Engine, limits: Limits | None = None) -> Starlette:
         ("/tokenize", "POST", service.tokenize),
         ("/metrics", "GET", service.prometheus),
         ("/health", "GET", service.health),
+        ("/ready", "GET", service.health),
+        ("/live", "GET", service.live),
         ("/", "GET", service.page),
         ("/model_info", "GET", service.model_info),
         ("/get_model_info", "GET", service.model_info),
@@ -498,13 +485,20 @@ def _guarded(
     handler: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
     """Returns a handler with the checks that all routes share, whose errors become answers."""
-    is_open = path == "/health" or (path, method) == ("/", "GET")
+    is_open = path in ("/health", "/ready", "/live") or (path, method) == ("/", "GET")
     lorax = method == "POST" and path in _LORAX_PATHS
     admin = path in _ADMIN_PATHS
 
     async def guarded(request: Request) -> Response:
+        response = await answered(request)
+        response.headers[ID] = request.state.rid
+        return response
+
+    async def answered(request: Request) -> Response:
         service.running += 1
+        request.state.rid = uuid.uuid4().hex
         try:
+            request.state.rid = request_id(request.headers, request.state.rid)
             if not is_open:
                 _authorise(request, service.limits.api_key)
             if admin and not service.limits.admin:
