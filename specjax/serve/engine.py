@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 
@@ -46,7 +45,8 @@ _EOS_IDS = 4
 _PAUSES = ("abort", "retract", "in_place")
 
 
-class Blocks(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Blocks:
     """The blocks of the caches of an engine."""
 
     size: int  # tokens

@@ -1,6 +1,6 @@
 """A request of HTTP as a message between processes, and the ASGI application that answers it.
 
-    Call(method, path, headers, body)   ->   Head(status, headers), bytes, bytes, ...
+Call(method, path, headers, body)   ->   Head(status, headers), bytes, bytes, ...
 """
 
 from __future__ import annotations

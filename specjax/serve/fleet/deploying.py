@@ -161,8 +161,12 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
         most = fleet.replicas if fleet.most is None else fleet.most
         # Ray counts cores and does not bind to them, so a small machine may claim to have more.
         cpus = max(os.cpu_count() or 1, int(most * fleet.cpus + 1))
-        ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False,
-                 resources={name: most * count for name, count in fleet.resources.items()})
+        ray.init(
+            num_cpus=cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            resources={name: most * count for name, count in fleet.resources.items()},
+        )
     try:
         serve.start(http_options={"host": host, "port": port})
         serve.run(application(fleet), name="specjax", route_prefix="/")
@@ -173,9 +177,7 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
             ray.shutdown()
 
 
-def run(
-    fleet: Fleet, host: str, port: int, started: Callable[[str], None] | None = None
-) -> None:
+def run(fleet: Fleet, host: str, port: int, started: Callable[[str], None] | None = None) -> None:
     """Runs a fleet until SIGTERM or SIGINT.
 
     Args:

@@ -43,10 +43,11 @@ class Stream:
             self._fields["seed"] = secrets.randbits(32)
         self._last_id = last_id
         given = self._fields.get("resume")
-        own = given.get("token_ids") if isinstance(given, Mapping) else None
+        self._given = given if isinstance(given, dict) else {}
+        own = self._given.get("token_ids")
         # Without the tokens before the client's own id, the hashes of the id are compared.
         self._knows = last_id is None or isinstance(own, list)
-        self._tokens: dict[int, list[int]] = {}
+        self._tokens: dict[int, list[Json]] = {}
         if isinstance(own, list):
             self._tokens = {n: list(x) for n, x in enumerate(own) if isinstance(x, list)}
         self._head: dict[str, Json] | None = None  # the fields of all chunks, of the first replica
@@ -67,7 +68,7 @@ class Stream:
         if self._head is not None and self._moved and self._knows:
             count = str(self._last_id).rsplit(".", 1)[-1].count(",") + 1
             tokens = [self._tokens.get(index, []) for index in range(count)]
-            fields["resume"] = {"token_ids": tokens}
+            fields["resume"] = {**self._given, "token_ids": tokens}
         elif self._head is not None:
             self._skip = self._opening
         return json.dumps(fields).encode()

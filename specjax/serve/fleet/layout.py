@@ -54,16 +54,34 @@ class Fleet:
     admin: bool = False
 
     def __post_init__(self) -> None:
-        typed("a function that returns an Engine", Callable, engine=self.engine)
+        settle(
+            (
+                not callable(self.engine),
+                f"engine={shown(self.engine)}; pass a function that returns an Engine",
+            )
+        )
         for name, least in (("replicas", 1), ("slots", 1), ("queue", 0), ("body", 1), ("texts", 1)):
             whole(name, getattr(self, name), least, 2**31, f"a whole number of at least {least}")
         if self.most is not None:
-            whole("most", self.most, self.replicas, 2**31,
-                  f"a whole number of at least {self.replicas}, the replicas at the start")
+            whole(
+                "most",
+                self.most,
+                self.replicas,
+                2**31,
+                f"a whole number of at least {self.replicas}, the replicas at the start",
+            )
         for name in ("drain", "patience", "cpus"):
             value = getattr(self, name)
             typed("a number", float | int, **{name: value})
-            settle((not (math.isfinite(value) and value >= 0),
-                    f"{name}={shown(value)}; pass a number of at least 0"))
-        settle((self.router not in ROUTERS,
-                f"router={shown(self.router)}; pass one of {', '.join(ROUTERS)}"))
+            settle(
+                (
+                    not (math.isfinite(value) and value >= 0),
+                    f"{name}={shown(value)}; pass a number of at least 0",
+                )
+            )
+        settle(
+            (
+                self.router not in ROUTERS,
+                f"router={shown(self.router)}; pass one of {', '.join(ROUTERS)}",
+            )
+        )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 
-from ray import serve  # pyright: ignore[reportMissingImports]
-
 from specjax.serve.engine import Engine
 from specjax.serve.fleet.call import Call, Head, answers
 from specjax.serve.http import Limits, make_app
@@ -15,9 +13,7 @@ from specjax.serve.http import Limits, make_app
 class Replica:
     """An engine and its routes.  Ray makes it, calls its methods, and stops it."""
 
-    def __init__(
-        self, make: Callable[[], Engine], limits: Limits, pin: bool = False
-    ) -> None:
+    def __init__(self, make: Callable[[], Engine], limits: Limits, pin: bool = False) -> None:
         """Compiles the programs of the engine.
 
         Args:
@@ -26,6 +22,8 @@ class Replica:
           pin: bind this process to one core, by its number among the replicas.
         """
         if pin:
+            from ray import serve  # pyright: ignore[reportMissingImports]
+
             cores = sorted(os.sched_getaffinity(0))
             number = serve.get_replica_context().rank.rank
             os.sched_setaffinity(0, {cores[number % len(cores)]})

@@ -1,0 +1,39 @@
+"""A fleet in Ray Serve whose replicas are killed: `tests/fleets.py` with few requests."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+import fleets  # noqa: E402
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+# Ray's own warnings are not ours: sockets and processes that it leaves to the end of the process.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("router", ["prefix", "spread"])
+def test_streams_survive_replicas(port, router):
+    counts, wrong = fleets.campaign(
+        requests=90, replicas=2, kill_every=4, model="tables", router=router, port=port, seed=5
+    )
+    assert wrong == []
+    assert counts["replicas killed"] and counts["resumed"] and not counts["lost"]
+
+
+def test_other_weights_are_found(port):
+    """Planted: each replica has weights of its own, so no stream may go on elsewhere."""
+    counts, wrong = fleets.campaign(
+        requests=40, replicas=2, kill_every=4, model="tables", planted=True, port=port
+    )
+    assert wrong == []
+    assert counts["streams that ended with an error"] == counts["lost"] > 0
