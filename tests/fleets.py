@@ -174,8 +174,8 @@ def alone(made: Engine, asked: list[tuple[str, dict[str, Any]]]) -> list[list[tu
     return asyncio.run(every())
 
 
-def replicas() -> list[int]:
-    """The processes of the replicas that this process has started."""
+def own_processes(*names: str) -> list[int]:
+    """The processes with these beginnings of names that this process has started."""
     parents, found = {}, []
     for folder in pathlib.Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -185,7 +185,7 @@ def replicas() -> list[int]:
             except OSError:
                 continue
             parents[int(folder.name)] = int(parent)
-            if name.startswith("ray::ServeReplica:specjax:replicas"):
+            if name.startswith(names):
                 found.append(int(folder.name))
 
     def line(number: int) -> Iterator[int]:
@@ -201,7 +201,7 @@ def killing(every: float, ended: threading.Event, counts: collections.Counter[st
     for turn in itertools.count():
         if ended.wait(every):
             return
-        there = sorted(replicas())
+        there = sorted(own_processes("ray::ServeReplica:specjax:replicas"))
         if len(there) > 1:
             os.kill(there[turn % len(there)], signal.SIGKILL)
             counts["replicas killed"] += 1

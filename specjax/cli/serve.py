@@ -7,7 +7,9 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import specjax
 from specjax._internal.checks import settle
@@ -18,7 +20,15 @@ from specjax.options.exits import say
 from specjax.options.fields import Options, option
 from specjax.options.models import DeviceOptions, ModelOptions, load_models
 from specjax.options.waiting import progress
-from specjax.serve import Engine, ServerOptions, check_packages, run_server
+from specjax.serve import (
+    Engine,
+    Fleet,
+    ServerOptions,
+    check_packages,
+    fleet_application,
+    run_fleet,
+    run_server,
+)
 
 _KEY = "SPECJAX_API_KEY"
 
@@ -129,6 +139,9 @@ class FleetOptions(Options):
         "beginning of its prompt, spread the shorter queue", choices=("prefix", "spread"),
     )  # fmt: skip
     pin: bool = option(False, "bind replica k to core k")
+    otlp_traces_endpoint: str | None = option(
+        None, "collector of OpenTelemetry that gets a span for each text", metavar="URL"
+    )
     drain: float = option(300.0, "seconds to finish accepted requests after SIGTERM")
 
 
@@ -194,7 +207,7 @@ def main(prog: str, argv: list[str]) -> None:
         engine = engine_of(arguments)
     options = ServerOptions(
         arguments.host, port, key, arguments.max_body, arguments.max_texts, arguments.drain,
-        arguments.admin,
+        arguments.otlp_traces_endpoint, arguments.admin,
     )  # fmt: skip
     offered = ", ".join(["none", *(part.name for part in engine.drafters)])
     run_server(
@@ -207,18 +220,30 @@ def main(prog: str, argv: list[str]) -> None:
     )
 
 
-def _run_fleet(arguments: ServeOptions, key: str | None) -> None:
-    from specjax.serve.fleet import Fleet, run
+def fleet_of(given: Mapping[str, str]) -> Any:
+    """Returns the application of Ray Serve for a cluster's file: `specjax.cli.serve:fleet_of`.
 
-    assert arguments.replicas is not None
-    fleet = Fleet(
-        functools.partial(engine_of, arguments), arguments.replicas, arguments.most_replicas,
+    Args:
+      given: `options`, those of `specjax serve`, on one line.
+    """
+    arguments = parse(ServeOptions, shlex.split(given["options"]), prog="specjax serve")
+    return fleet_application(_fleet(arguments, arguments.api_key or os.environ.get(_KEY) or None))
+
+
+def _fleet(arguments: ServeOptions, key: str | None) -> Fleet:
+    return Fleet(
+        functools.partial(engine_of, arguments), arguments.replicas or 1, arguments.most_replicas,
         arguments.slots, arguments.waiting, arguments.drain, router=arguments.router,
         pin=arguments.pin, api_key=key, body=arguments.max_body, texts=arguments.max_texts,
+        traces=arguments.otlp_traces_endpoint,
         admin=arguments.admin,
     )  # fmt: skip
+
+
+def _run_fleet(arguments: ServeOptions, key: str | None) -> None:
+    fleet = _fleet(arguments, key)
     say(f"specjax serve: starting {fleet.replicas} replicas, which compile their programs")
-    run(
+    run_fleet(
         fleet, arguments.host, arguments.port,
         lambda address: print(f"{fleet.replicas} replicas serve on {address}", flush=True),
     )  # fmt: skip

@@ -22,6 +22,7 @@ class ServerOptions:
       body: the most bytes of a request.
       texts: the most texts that one request may ask for.
       drain: seconds in which accepted requests are finished after SIGTERM.
+      traces: the address of a collector of OpenTelemetry; None sends none.
       admin: take the requests of a trainer: pause, abort, flush, weights of a folder.
     """
 
@@ -31,6 +32,7 @@ class ServerOptions:
     body: int = 4 * 2**20
     texts: int = 16
     drain: float = 300.0
+    traces: str | None = None
     admin: bool = False
 
 
@@ -56,6 +58,7 @@ def run_server(engine: Engine, options: ServerOptions, started: Callable[[str, i
 
     limits = Limits(
         options.api_key, options.body, texts=options.texts, drain=options.drain,
+        traces=options.traces,
         admin=options.admin,
     )  # fmt: skip
     serve(engine, limits, options.host, options.port, started)

@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from specjax.serve.fleet.call import Call, Head
     from specjax.serve.fleet.deploying import application, run, running
     from specjax.serve.fleet.ingress import make_ingress
-    from specjax.serve.fleet.layout import Fleet
+    from specjax.serve.fleet.pool import RayPool
     from specjax.serve.fleet.replica import Replica
+    from specjax.serve.layout import Fleet
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -17,6 +18,7 @@ __all__ = [
     "Call",
     "Fleet",
     "Head",
+    "RayPool",
     "Replica",
     "application",
     "make_ingress",

@@ -20,8 +20,8 @@ from specjax._internal.extras import install
 from specjax.serve.fleet.call import Call, Head
 from specjax.serve.fleet.events import Lost
 from specjax.serve.fleet.ingress import Full, make_ingress
-from specjax.serve.fleet.layout import Fleet
 from specjax.serve.http import Limits
+from specjax.serve.layout import Fleet
 
 try:
     import ray  # pyright: ignore[reportMissingImports]
@@ -108,7 +108,12 @@ def application(fleet: Fleet) -> Any:
     from specjax.serve.fleet.replica import Replica
 
     limits = Limits(
-        fleet.api_key, fleet.body, texts=fleet.texts, drain=fleet.drain, admin=fleet.admin
+        fleet.api_key,
+        fleet.body,
+        texts=fleet.texts,
+        drain=fleet.drain,
+        traces=fleet.traces,
+        admin=fleet.admin,
     )
     sizes: dict[str, Any] = {"num_replicas": fleet.replicas}
     if fleet.most is not None and fleet.most > fleet.replicas:

@@ -27,6 +27,7 @@ from specjax.serve.http.fields import Body, Chat, Completion, Lorax, Sampled, To
 from specjax.serve.http.metrics import Metrics
 from specjax.serve.http.places import HEADER, Place, Seen, event_id
 from specjax.serve.http.problems import Problem, in_words_of, parse
+from specjax.serve.http.tracing import Tracing
 from specjax.text import Words
 from specjax.types import Json
 
@@ -40,6 +41,7 @@ class Service:
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.engine, self.limits = engine, limits
         self.metrics = Metrics(engine)
+        self.tracing = None if limits.traces is None else Tracing(limits.traces, engine.target.name)
         self.words = Words(engine.target.tokenizer)
         engine.model_hash  # noqa: B018 - now, and not while the first request waits
         self.weight_version = "default"
@@ -76,7 +78,7 @@ class Service:
             try:
                 async for chunk in answers.chunks(handles):
                     yield chunk, None
-                self._count([handle.result() for handle in handles])
+                self._count([handle.result() for handle in handles], request)
             finally:
                 self._forget(items.rids, handles)
 
@@ -250,7 +252,7 @@ class Service:
             if asked.delivered is not None:  # an answer of the status 200 begins with what is new
                 await self._checked(request, handles)
             if body.stream:
-                chunks = self._chunks(writer, handles, body, seen)
+                chunks = self._chunks(writer, handles, body, seen, request)
                 streams = True
                 return self._stream(chunks, handles, lorax=False, rids=rids)
             return JSONResponse(writer.whole(await self._served(request, handles)))
@@ -276,7 +278,7 @@ class Service:
         """Waits for whole texts, unless the client goes away, and counts them."""
         with following.cancelling(handles):
             served = await following.unless_gone(request, following.all_of(handles))
-        self._count(served)
+        self._count(served, request)
         return served
 
     async def _checked(self, request: Request, handles: list[Handle]) -> None:
@@ -294,6 +296,7 @@ class Service:
         handles: list[Handle],
         body: Sampled,
         seen: Seen | None,
+        request: Request,
     ) -> AsyncIterator[tuple[dict[str, Json], str | None]]:
         """Yields the chunks of a stream, each with the id of its event."""
         options, asked = body.stream_options, writer.asked
@@ -342,7 +345,7 @@ class Service:
                 chunk["usage"] = answers.usage(sum(prompts), counts, 0)
             yield chunk, id()
         served = [handle.result() for handle in handles]
-        self._count(served)
+        self._count(served, request)
         if with_usage:
             yield writer.end(served), None
 
@@ -394,7 +397,8 @@ class Service:
         asked, handles = await self._begin(body, make, self._submit)
         prompt = body.inputs if body.parameters.return_full_text else None
         if streams:
-            return self._stream(self._lorax_chunks(asked, handles, prompt), handles, lorax=True)
+            chunks = self._lorax_chunks(asked, handles, prompt, request)
+            return self._stream(chunks, handles, lorax=True)
         served = await self._served(request, handles)
         answer = answers.lorax_whole(
             self.words, served[0], prompt, asked.seed, body.parameters.details
@@ -402,7 +406,7 @@ class Service:
         return JSONResponse([answer] if is_root else answer)  # the root answers with a list
 
     async def _lorax_chunks(
-        self, asked: requests.Asked, handles: list[Handle], prompt: str | None
+        self, asked: requests.Asked, handles: list[Handle], prompt: str | None, request: Request
     ) -> AsyncIterator[tuple[dict[str, Json], None]]:
         """Yields an event for each token; the last one has the whole text, too."""
         held: dict[str, Json] | None = None
@@ -412,13 +416,15 @@ class Service:
                     yield held, None
                 held = {"token": token, "generated_text": None, "details": None}
         served = handles[0].result()
-        self._count([served])
+        self._count([served], request)
         if held is not None:
             yield {**held, **answers.lorax_end(served, prompt, asked.seed)}, None
 
-    def _count(self, served: list[Served]) -> None:
+    def _count(self, served: list[Served], request: Request) -> None:
         for one in served:
             self.metrics.count(one)
+            if self.tracing is not None:
+                self.tracing.record(request.headers, request.state.rid, one)
 
 
 _SampledT = TypeVar("_SampledT", bound=Sampled)

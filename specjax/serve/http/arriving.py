@@ -28,6 +28,7 @@ class Limits:
       send_seconds: a client that reads nothing for so long is dropped.
       texts: the most texts that one request may ask for (prompts times n).
       drain: seconds in which accepted requests are finished after SIGTERM.
+      traces: the address of a collector of OpenTelemetry, which gets a span for each text.
       admin: whoever may send requests may also pause the server, abort requests of others, and
         give it the weights of a folder of its machine.
     """
@@ -39,6 +40,7 @@ class Limits:
     send_seconds: float = 60.0
     texts: int = 16
     drain: float = 300.0
+    traces: str | None = None
     admin: bool = False
 
 

@@ -117,3 +117,5 @@ def serve(
     finally:
         listening.close()
         engine.close(finish=False)
+        if server.service.tracing is not None:
+            server.service.tracing.close()

@@ -31,7 +31,7 @@ class Fleet:
       cpus: of each replica, for Ray's planning.
       resources: what else a replica needs, such as {"TPU": 4} or {"GPU": 1}.
       pin: bind each replica to one core, replica k to core k; else they share all cores.
-      api_key, body, texts, admin: as for a server.
+      api_key, body, texts, traces, admin: as for a server.
 
     Example:
       >>> fleet = Fleet(make_engine, replicas=2)
@@ -51,6 +51,7 @@ class Fleet:
     api_key: str | None = None
     body: int = 4 * 2**20
     texts: int = 16
+    traces: str | None = None
     admin: bool = False
 
     def __post_init__(self) -> None:
