@@ -352,6 +352,7 @@ class Scheduler:
         steps = self._make_room(1 if reads else self._steps)
         live = np.array([slot.handle is not None for slot in self._slots])
         if not live.any():
+            self._device.tell()
             return
         ran = time.perf_counter()
         self._device.run(steps, live)
