@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from specjax.options.command import parse
 from specjax.options.exits import say
 from specjax.options.fields import Options, option
 from specjax.options.models import DeviceOptions, ModelOptions, load_models
+from specjax.options.processes import ProcessOptions
 from specjax.options.waiting import progress
 from specjax.serve import (
     Engine,
@@ -146,7 +148,9 @@ class FleetOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class ServeOptions(FleetOptions, RoomOptions, DeviceOptions, DraftingOptions, ServedOptions):
+class ServeOptions(
+    FleetOptions, RoomOptions, ProcessOptions, DeviceOptions, DraftingOptions, ServedOptions
+):
     """The options of `specjax serve`."""
 
     group = "address"
@@ -192,6 +196,11 @@ def main(prog: str, argv: list[str]) -> None:
             "--most-replicas and --pin are of a fleet: add --replicas 2",
         ),
         (
+            not alone and arguments.coordinator is not None,
+            "--replicas starts processes that know nothing of each other, and --coordinator is of "
+            "processes that share one model: leave one of them out",
+        ),
+        (
             not 0 <= arguments.drain < math.inf,
             f"--drain {arguments.drain:g} is not allowed; it must be at least 0",
         ),
@@ -209,6 +218,10 @@ def main(prog: str, argv: list[str]) -> None:
         arguments.host, port, key, arguments.max_body, arguments.max_texts, arguments.drain,
         arguments.otlp_traces_endpoint, arguments.admin,
     )  # fmt: skip
+    if engine.follows:  # it ends with process 0, which finishes its texts after SIGTERM
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        engine.follow()
+        return
     offered = ", ".join(["none", *(part.name for part in engine.drafters)])
     run_server(
         engine,
