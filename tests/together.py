@@ -3,7 +3,7 @@
 python tests/together.py MESH HOST:PORT COUNT ID FAULT
 
 Process 0 prints the tokens of each request as JSON.  FAULT is none, or what happens to a message of
-process 0 in the middle: lost, moved, repeated, changed; or weights: process 1 has others.
+process 0 in the middle: lost, moved, repeated or changed.
 """
 
 from __future__ import annotations
@@ -96,9 +96,6 @@ def main() -> None:
         Planted.fault = fault
         decisions.Sender = Planted
         made = engine(specjax.make_mesh(**parse_mesh(mesh)))
-        if fault == "weights" and int(number):
-            params = jax.tree.map(lambda x: x * 1.01, made._device.params)
-            made._device.params = params
         if made.follows:
             made.follow()
             return

@@ -78,6 +78,9 @@ class Sender:
 
     def close(self) -> None:
         self._ended.set()
+        with self._lock:
+            for other in self._others:
+                other.close()
 
     def _write(self, message: Message) -> None:
         content = pickle.dumps(tuple(message))
@@ -95,6 +98,7 @@ class Receiver:
 
     def __init__(self, link: socket.socket) -> None:
         link.settimeout(SILENCE)
+        self._link = link
         self._file = link.makefile("rb")
         self._number, self._chain = 0, b""
 
@@ -121,6 +125,10 @@ class Receiver:
                 raise Diverged(f"message {self._number} of process 0 has changed on its way")
             self._number += 1
             return pickle.loads(message.body), message.seen
+
+    def close(self) -> None:
+        self._file.close()
+        self._link.close()
 
     def _read(self) -> Message:
         try:
@@ -258,17 +266,18 @@ def follow(device: Device, receiver: Receiver) -> None:
       Diverged: this process cannot go on as process 0 does.
     """
     doing = Doing(device)
-    while True:
-        decisions, seen = receiver.next()
-        if seen != doing.seen:
-            raise Diverged(
-                "the tokens of this process are not those of process 0: do all processes have the "
-                "same weights and the same versions?"
-            )
-        closes = decisions[-1][0] == _CLOSE
-        doing.do(decisions[:-1] if closes else decisions)
-        if closes:
-            return
+    with contextlib.closing(receiver):
+        while True:
+            decisions, seen = receiver.next()
+            if seen != doing.seen:
+                raise Diverged(
+                    "the tokens of this process are not those of process 0: do all processes have "
+                    "the same weights and the same versions?"
+                )
+            closes = decisions[-1][0] == _CLOSE
+            doing.do(decisions[:-1] if closes else decisions)
+            if closes:
+                return
 
 
 def connected(number: int) -> Sender | Receiver:

@@ -1,4 +1,4 @@
-"""A fleet in Ray Serve whose replicas are killed: `tests/fleets.py` with few requests."""
+"""A fleet in Ray Serve whose replicas are killed, and workers of Ray Data: the campaigns, small."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
+import fleet_rows  # noqa: E402
 import fleets  # noqa: E402
 
 
@@ -37,3 +38,8 @@ def test_other_weights_are_found(port):
     )
     assert wrong == []
     assert counts["streams that ended with an error"] == counts["lost"] > 0
+
+
+def test_rows_survive_workers():
+    counts = fleet_rows.campaign(count=400, kills=2, workers=2, every=6, part=8)
+    assert counts["differences"] == 0 and counts["workers killed"] == 2
