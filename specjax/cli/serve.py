@@ -14,6 +14,7 @@ from typing import Any
 
 import specjax
 from specjax._internal.checks import settle
+from specjax.files import find_folder
 from specjax.generation import plan_of
 from specjax.methods import BoundDrafter
 from specjax.options.command import parse
@@ -254,6 +255,9 @@ def _fleet(arguments: ServeOptions, key: str | None) -> Fleet:
 
 
 def _run_fleet(arguments: ServeOptions, key: str | None) -> None:
+    for folder in (arguments.target, arguments.draft):
+        if folder is not None:
+            find_folder(folder)  # a replica that does not find it would be started again and again
     fleet = _fleet(arguments, key)
     say(f"specjax serve: starting {fleet.replicas} replicas, which compile their programs")
     run_fleet(
