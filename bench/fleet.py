@@ -17,6 +17,7 @@ import dataclasses
 import http.client
 import json
 import os
+import pathlib
 import signal
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.command import run
+from bench.weights import random_folders
 from specjax._internal.checks import settle
 from specjax.options.command import parse
 from specjax.options.fields import Options, count, option
@@ -40,6 +42,8 @@ class FleetOptions(Options):
     group = "fleet"
 
     target: str | None = option(None, "folder of the target; default: the shipped one")
+    size: str | None = option(None, "random weights of this size in its place", choices=("110m",))
+    folder: str = option("runs/bench-weights", "where they are kept")
     slots: int = count(4, "slots of an engine")
     new_tokens: int = count(200, "tokens of a text")
     requests: int = count(40, "streams of a throughput")
@@ -52,6 +56,9 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(FleetOptions, argv, (__doc__ or "").split("\n")[0], "python -m bench.fleet")
     cores = sorted(os.sched_getaffinity(0))
     settle((len(cores) < 2, f"there is {len(cores)} core, and each of two replicas needs its own"))
+    if options.size is not None:
+        made, _ = random_folders(options.size, 32_000, pathlib.Path(options.folder), "float32")
+        options = dataclasses.replace(options, target=str(made))
     figures: dict[str, float] = {}
     with (
         _serving(options, 0, cores[:1]) as server,
@@ -122,7 +129,7 @@ def _ready(port: int) -> bool:
 def _stream(port: int, options: FleetOptions, seed: int) -> tuple[int, float]:
     """Returns the tokens of a stream, and the mean seconds between two after the first event."""
     body: dict[str, Any] = {
-        "prompt": "def main(", "max_tokens": options.new_tokens, "stream": True, "seed": seed,
+        "prompt": [5, 6, 7], "max_tokens": options.new_tokens, "stream": True, "seed": seed,
         "ignore_eos": True, "temperature": 1.0,
     }  # fmt: skip
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)

@@ -48,7 +48,7 @@ def model_hash(target: LanguageModel) -> str:
         turned = names[-1] == "weight" and leaf.ndim > 1
         if turned:
             names[-1] = "kernel"
-        if not leaf.is_fully_addressable:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             sums = _on_host(to_host(leaf), turned)
         else:
             sums = _on_host(leaf, turned) if on_host else np.asarray(_on_device(leaf, turned))
@@ -99,7 +99,7 @@ def _factors(size: int, salt: int) -> np.ndarray:
     return x | np.uint32(1)
 
 
-def _on_host(leaf: Array, turned: bool) -> np.ndarray:
+def _on_host(leaf: Array | np.ndarray, turned: bool) -> np.ndarray:
     """Returns two sums over the bits of an array: of each number times a factor for each axis."""
     x = np.asarray(leaf)
     x = x.astype(np.int8) if x.dtype.name in ("int4", "uint4", "float4_e2m1fn") else x
