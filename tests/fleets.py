@@ -174,6 +174,10 @@ def alone(made: Engine, asked: list[tuple[str, dict[str, Any]]]) -> list[list[tu
     return asyncio.run(every())
 
 
+_STARTING = ("initialize", "__init__")
+"""Parts of the names of processes that do not serve yet."""
+
+
 def own_processes(*names: str) -> list[int]:
     """The processes with these beginnings of names that this process has started."""
     parents, found = {}, []
@@ -185,7 +189,7 @@ def own_processes(*names: str) -> list[int]:
             except OSError:
                 continue
             parents[int(folder.name)] = int(parent)
-            if name.startswith(names):
+            if name.startswith(names) and not any(word in name for word in _STARTING):
                 found.append(int(folder.name))
 
     def line(number: int) -> Iterator[int]:
@@ -210,9 +214,16 @@ def killing(every: float, ended: threading.Event, counts: collections.Counter[st
 def campaign(
     *, requests: int, replicas: int, kill_every: float, seed: int = 0, model: str = "tiny",
     threads: int = 24, router: str = "prefix", planted: bool = False, port: int = 8211,
+    rounds: int = 1,
 ) -> tuple[collections.Counter[str], list[str]]:  # fmt: skip
-    """Runs the streams, and returns counts and differences."""
-    asked = [request((seed << 32) + number, planted) for number in range(requests)]
+    """Runs the streams, and returns counts and differences.
+
+    Args:
+      requests: in a round.
+      rounds: at most; the next one begins if no stream has lost its replica yet.
+    """
+    asked: list[tuple[str, dict[str, Any]]] = []
+    got: list[list[tuple[Any, ...]] | Exception] = []
     layout = fleet.Fleet(
         functools.partial(engine, model, planted), replicas=replicas, slots=SLOTS, queue=1000,
         cpus=0.1, router=router, patience=30 if planted else 300,
@@ -234,18 +245,26 @@ def campaign(
         print(f"{replicas} replicas after {up - began:.0f} s", flush=True)
         killer = threading.Thread(target=killing, args=[kill_every, ended, counts])
         killer.start()
-        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            got = list(pool.map(one, asked))
+        figures: dict[str, int] = {}
+        for _ in range(rounds):
+            first = (seed << 32) + len(asked)
+            new = [request(first + number, planted) for number in range(requests)]
+            with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+                got += pool.map(one, new)
+            asked += new
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("GET", "/fleet")
+            figures = json.loads(connection.getresponse().read())
+            if figures["lost" if planted else "resumed"]:
+                break
         ended.set()
         killer.join()
         counts["seconds"] = round(time.perf_counter() - up)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("GET", "/fleet")
-        counts.update(json.loads(connection.getresponse().read()))
+        counts.update(figures)
     wrong = []
     with engine(model, planted) as made:
         for number, (given, mine, own) in enumerate(
-            zip(asked, got, [None] * requests if planted else alone(made, asked), strict=True)
+            zip(asked, got, [None] * len(asked) if planted else alone(made, asked), strict=True)
         ):
             counts["streams"] += 1
             if isinstance(mine, Exception):

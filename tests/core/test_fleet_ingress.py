@@ -263,3 +263,26 @@ def test_prompts_of_routers():
     for start, make in kinds.items():
         assert prompt_of(make()).startswith(start)
     assert prompt_of(None) == "-" and len(prompt_of({"prompt": "a" * 10**6})) == 4096
+
+
+def test_a_fleet_that_stops_finishes_its_streams():
+    """What has begun goes on; what is new gets 503, and so does the probe of readiness."""
+    whole = told(sent(Replicas([app()], []), PATH, ASK)[2])
+    ingress = make_ingress(Replicas([app()], []).ask)
+    state = ingress.state.ingress
+
+    async def all_of_it() -> None:
+        call = Call("POST", PATH, {}, json.dumps(ASK).encode())
+        begun = answers(ingress, call)
+        first = [await anext(begun), await anext(begun)]
+        assert state.running == 1
+        state.draining = True
+        for new in (call, Call("GET", "/ready", {})):
+            head = await anext(answers(ingress, new))
+            assert isinstance(head, Head) and head.status == 503
+        rest = [part async for part in begun]
+        content = b"".join(x for x in [*first, *rest] if isinstance(x, bytes))
+        assert told(content) == whole
+        assert state.running == 0
+
+    asyncio.run(all_of_it())

@@ -25,7 +25,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("router", ["prefix", "spread"])
 def test_streams_survive_replicas(port, router):
     counts, wrong = fleets.campaign(
-        requests=90, replicas=2, kill_every=4, model="tables", router=router, port=port, seed=5
+        requests=60,
+        rounds=12,
+        replicas=2,
+        kill_every=3,
+        model="tables",
+        router=router,
+        port=port,
+        seed=5,
     )
     assert wrong == []
     assert counts["replicas killed"] and counts["resumed"] and not counts["lost"]
@@ -34,7 +41,7 @@ def test_streams_survive_replicas(port, router):
 def test_other_weights_are_found(port):
     """Planted: each replica has weights of its own, so no stream may go on elsewhere."""
     counts, wrong = fleets.campaign(
-        requests=40, replicas=2, kill_every=4, model="tables", planted=True, port=port
+        requests=40, rounds=12, replicas=2, kill_every=3, model="tables", planted=True, port=port
     )
     assert wrong == []
     assert counts["streams that ended with an error"] == counts["lost"] > 0

@@ -13,6 +13,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,8 @@ except ImportError as missing:
     raise ImportError(f"specjax.serve.fleet needs ray ({missing}): {install('ray')}") from missing
 
 NAME = "replicas"
+
+_APP = "specjax"
 
 _INGRESS_CALLS = 100_000  # that an ingress has at once: its queue is that of the replicas
 
@@ -97,6 +100,11 @@ class _Ingress:
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._made
+
+    async def drain(self) -> int:
+        """Refuses new requests, and returns how many are still answered."""
+        self._made.state.ingress.draining = True
+        return self._made.state.ingress.running
 
 
 def application(fleet: Fleet) -> Any:
@@ -174,7 +182,7 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
         )
     try:
         serve.start(http_options={"host": host, "port": port})
-        serve.run(application(fleet), name="specjax", route_prefix="/")
+        serve.run(application(fleet), name=_APP, route_prefix="/")
         yield f"http://{host}:{port}"
     finally:
         serve.shutdown()
@@ -183,18 +191,22 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
 
 
 def run(fleet: Fleet, host: str, port: int, started: Callable[[str], None] | None = None) -> None:
-    """Runs a fleet until SIGTERM or SIGINT.
+    """Runs a fleet until SIGTERM or SIGINT, after which accepted requests are finished.
 
     Args:
       started: called with the address once all replicas serve.
     """
     ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
     with running(fleet, host, port) as address:
+        # Only now, since Ray takes these signals when it starts.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
         if started is not None:
             started(address)
         ended.wait()
+        ingress, until = serve.get_app_handle(_APP), time.monotonic() + fleet.drain
+        while ingress.drain.remote().result() and time.monotonic() < until:
+            time.sleep(0.1)
 
 
 __all__ = ["application", "run", "running"]

@@ -46,6 +46,8 @@ _RESUMED = ("/v1/completions", "/v1/chat/completions")
 _KEPT = ("content-type", "retry-after", "www-authenticate", "cache-control", ID)
 """The headers of a replica's answer that the client gets."""
 
+_READY = ("/ready", "/health")
+
 _FORKS = 3
 """Replicas that are asked to go on, if they say that the text is another one."""
 
@@ -71,10 +73,15 @@ class Ingress:
     def __init__(self, ask: Ask, limits: Limits, patience: float) -> None:
         self.ask, self.limits, self.patience = ask, limits, patience
         self.counts = Counts()
+        self.running = 0  # requests that are being answered
+        self.draining = False  # new ones get 503
 
     async def answer(self, request: Request) -> Response:
         rid = uuid.uuid4().hex
+        self.running += 1
         try:
+            if self.draining and (request.method == "POST" or request.url.path in _READY):
+                raise Problem(503, "the fleet is stopping", headers={"Retry-After": "5"})
             rid = request_id(request.headers, rid)
             return await self._answer(request, rid)
         except ClientDisconnect:
@@ -83,6 +90,17 @@ class Ingress:
             answer = problem.answer(lorax=False)
             answer.headers[ID] = rid
             return answer
+        finally:
+            self.running -= 1
+
+    async def _while_running(self, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Counts a stream as running, also after its response was returned."""
+        self.running += 1
+        try:
+            async for part in content:
+                yield part
+        finally:
+            self.running -= 1
 
     async def figures(self, request: Request) -> Response:
         return JSONResponse(dataclasses.asdict(self.counts))
@@ -97,11 +115,13 @@ class Ingress:
             stream = Stream(fields, headers.get(HEADER))
             head, parts = await unless_gone(request, self._begun(lambda: _next(call, stream)))
             if head.status == 200:
-                return _response(head, self._events(call, stream, parts))
+                content = self._while_running(self._events(call, stream, parts))
+                return StreamingResponse(content, head.status, _kept(head))
         else:
             head, parts = await unless_gone(request, self._begun(lambda: call))
             if head.headers.get("content-type", "").startswith("text/event-stream"):
-                return _response(head, _closing(parts))
+                content = self._while_running(_closing(parts))
+                return StreamingResponse(content, head.status, _kept(head))
         content = b"".join([part async for part in parts if isinstance(part, bytes)])
         return Response(content, head.status, _kept(head))
 
@@ -205,10 +225,6 @@ async def _closing(parts: AsyncGenerator[Head | bytes, None]) -> AsyncIterator[b
         except Lost as error:
             lost = Problem(503, f"{error}; streams of /v1 go on elsewhere, this one cannot")
             yield f"data: {json.dumps(lost.body(lorax=False))}\n\n".encode()
-
-
-def _response(head: Head, content: AsyncIterator[bytes]) -> Response:
-    return StreamingResponse(content, head.status, _kept(head))
 
 
 def _kept(head: Head) -> dict[str, str]:
