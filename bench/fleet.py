@@ -97,10 +97,10 @@ def _serving(options: FleetOptions, number: int, cores: list[int], *more: str) -
         "--constraint-size", "0", "0", "--waiting", "10000", *more,
     ]  # fmt: skip
     command += ["--target", options.target] if options.target else []
-    process = subprocess.Popen(
-        command, preexec_fn=lambda: os.sched_setaffinity(0, set(cores)),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)  # the child has its parent's
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.sched_setaffinity(0, own)
     try:
         until = time.monotonic() + _PATIENCE
         while not _ready(port):
