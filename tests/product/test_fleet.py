@@ -10,6 +10,9 @@ ray = pytest.importorskip("ray")
 
 import fleet_rows  # noqa: E402
 import fleets  # noqa: E402
+from command_line import ROOT, TINY  # noqa: E402
+
+from specjax.training.jobs import generate  # noqa: E402
 
 
 @pytest.fixture
@@ -50,3 +53,16 @@ def test_other_weights_are_found(port):
 def test_rows_survive_workers():
     counts = fleet_rows.campaign(count=400, kills=2, workers=2, every=6, part=8)
     assert counts["differences"] == 0 and counts["workers killed"] == 2
+
+
+def test_a_dataset_of_several_workers_is_that_of_one(tmp_path):
+    given = ["--target", str(TINY / "target"), "--data", str(ROOT / "specjax" / "rules"),
+             "--sequences", "10", "--prompt-tokens", "8", "--max-new-tokens", "12",
+             "--batch-size", "4"]  # fmt: skip
+    one, several = tmp_path / "one", tmp_path / "several"
+    generate.main([*given, "--out", str(one)])
+    generate.main([*given, "--out", str(several), "--ray-workers", "2"])
+    shards = sorted(path.name for path in one.glob("*.safetensors"))
+    assert len(shards) == 3
+    for name in [*shards, "text.jsonl", "dataset.json"]:
+        assert (one / name).read_bytes() == (several / name).read_bytes()
