@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import jax
@@ -11,79 +10,28 @@ import specjax
 from specjax import plot, tree
 from specjax._internal.checks import settle
 from specjax.cli.colours import LEGEND, depths_of, painted
+from specjax.cli.generate_options import GenerateOptions
+from specjax.cli.offline import write_file
 from specjax.generation import Options, Prepared, Request, decode, prepare, warm_up
 from specjax.options.command import parse
-from specjax.options.constraints import ConstraintOptions
-from specjax.options.fields import option
 from specjax.options.models import (
-    DeviceOptions,
-    Devices,
-    ModelOptions,
     choose,
     drafting,
     load_models,
 )
-from specjax.options.processes import ProcessOptions
-from specjax.options.prompts import PromptOptions
-from specjax.options.sampling import ProcessorOptions, SamplingOptions
-from specjax.options.speculation import ProposerOptions, RuleOptions, given, make_rule
+from specjax.options.speculation import given, make_rule
 from specjax.options.waiting import progress
 from specjax.parallel import leader, mesh_of
 
 
-@dataclasses.dataclass(frozen=True)
-class ChatOptions(PromptOptions):
-    """The prompts, which may be messages."""
-
-    chat: bool = option(
-        False, "treat each prompt as a user's message, and apply the target's chat template"
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class DraftDeviceOptions(DeviceOptions, ProcessOptions):
-    """The devices of the target and of the draft."""
-
-    draft_mesh: str | None = option(
-        None,
-        "devices of the draft alone, after those of --mesh: it drafts while the target verifies",
-        metavar="data=N,model=M",
-    )
-
-    def devices(self) -> Devices:
-        own = self.sizes("draft-mesh", self.draft_mesh)
-        return dataclasses.replace(super().devices(), draft_sizes=own)
-
-
-@dataclasses.dataclass(frozen=True)
-class GenerateOptions(
-    DraftDeviceOptions, ConstraintOptions, ProcessorOptions, SamplingOptions, RuleOptions,
-    ProposerOptions, ModelOptions, ChatOptions,
-):  # fmt: skip
-    """The options of `specjax generate`."""
-
-    group = "output"
-
-    logprobs: int | None = option(
-        Request.logprobs,
-        "with --json: print the log-probability of each token and of the N most probable ones",
-        metavar="N",
-    )
-    compare: bool = option(True, "skip the comparison with plain decoding")
-    plot: str | None = option(
-        None, "draw the tree of the Medusa heads and its measured acceptance to this file"
-    )
-    colour: bool = option(
-        False, "colour the tokens that were accepted drafts, by depth; this decodes once more",
-        names=("--color",),
-    )  # fmt: skip
-    json: bool = option(False, "print one JSON object and nothing else")
-
-
 def main(prog: str, argv: list[str]) -> None:
     arguments = parse(GenerateOptions, argv, prog=prog)
+    if arguments.out is not None:
+        write_file(arguments, arguments.out)
+        return
     prompts = arguments.prompts()
     settle(
+        (arguments.ray_workers is not None, "--ray-workers writes a file: add --out FILE"),
         (
             arguments.logprobs is not None and not arguments.json,
             "--logprobs is printed as JSON; add --json",

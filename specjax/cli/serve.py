@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import os
 import pathlib
-from collections.abc import Sequence
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import specjax
 from specjax._internal.checks import settle
+from specjax.files import find_folder
 from specjax.generation import plan_of
 from specjax.methods import BoundDrafter
 from specjax.options.command import parse
 from specjax.options.exits import say
 from specjax.options.fields import Options, option
 from specjax.options.models import DeviceOptions, ModelOptions, load_models
+from specjax.options.processes import ProcessOptions
 from specjax.options.synthetic import SyntheticOptions
 from specjax.options.waiting import progress
-from specjax.serve import Engine, ServerOptions, check_packages, run_server
+from specjax.serve import (
+    Engine,
+    Fleet,
+    ServerOptions,
+    check_packages,
+    fleet_application,
+    run_fleet,
+    run_server,
+)
 
 _KEY = "SPECJAX_API_KEY"
 
@@ -114,7 +129,34 @@ class RoomOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class ServeOptions(RoomOptions, DeviceOptions, DraftingOptions, ServedOptions):
+class FleetOptions(Options):
+    """The replicas, if there are several, and how they stop."""
+
+    group = "fleet"
+
+    replicas: int | None = option(
+        None, "serve with so many engines, each in a process, by Ray Serve; streams of one that "
+        "dies go on at another", metavar="N",
+    )  # fmt: skip
+    most_replicas: int | None = option(
+        None, "replicas at most; their number follows the requests; default: as many as --replicas",
+        metavar="N",
+    )  # fmt: skip
+    router: str = option(
+        "prefix", "how a request finds a replica: prefix prefers the one that has read the "
+        "beginning of its prompt, spread the shorter queue", choices=("prefix", "spread"),
+    )  # fmt: skip
+    pin: bool = option(False, "bind replica k to core k")
+    otlp_traces_endpoint: str | None = option(
+        None, "collector of OpenTelemetry that gets a span for each text", metavar="URL"
+    )
+    drain: float = option(300.0, "seconds to finish accepted requests after SIGTERM")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions(
+    FleetOptions, RoomOptions, ProcessOptions, DeviceOptions, DraftingOptions, ServedOptions
+):
     """The options of `specjax serve`."""
 
     group = "address"
@@ -133,12 +175,15 @@ class ServeOptions(RoomOptions, DeviceOptions, DraftingOptions, ServedOptions):
 def main(prog: str, argv: list[str]) -> None:
     arguments = parse(ServeOptions, argv, prog=prog)
     drafters = [_named("drafter", text, "drafter") for text in arguments.drafter]
-    adapters = [_named("adapter", text, None) for text in arguments.adapter]
+    for text in arguments.adapter:
+        _named("adapter", text, None)
     port, names = arguments.port, [name for name, _ in drafters]
     numbers = {
         "--max-body": arguments.max_body, "--max-texts": arguments.max_texts,
         "--slots": arguments.slots,
+        "--replicas": 1 if arguments.replicas is None else arguments.replicas,
     }  # fmt: skip
+    alone = arguments.replicas is None
     settle(
         (not 0 <= port <= 65535, f"--port {port} is not allowed; it must be 0 to 65535"),
         *(
@@ -152,8 +197,88 @@ def main(prog: str, argv: list[str]) -> None:
             (value < 1, f"{name} {value} is not allowed; it must be at least 1")
             for name, value in numbers.items()
         ),
+        (
+            alone and (arguments.most_replicas is not None or arguments.pin),
+            "--most-replicas and --pin are of a fleet: add --replicas 2",
+        ),
+        (
+            not alone and arguments.coordinator is not None,
+            "--replicas starts processes that know nothing of each other, and --coordinator is of "
+            "processes that share one model: leave one of them out",
+        ),
+        (
+            not 0 <= arguments.drain < math.inf,
+            f"--drain {arguments.drain:g} is not allowed; it must be at least 0",
+        ),
     )
     check_packages()
+    key = arguments.api_key or os.environ.get(_KEY) or None
+    if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:
+        say(f"specjax serve: {arguments.host} may be open to others; --api-key sets a key")
+    if not alone:
+        _run_fleet(arguments, key)
+        return
+    with progress("compiling"):
+        engine = engine_of(arguments)
+    options = ServerOptions(
+        arguments.host, port, key, arguments.max_body, arguments.max_texts, arguments.drain,
+        arguments.otlp_traces_endpoint, arguments.admin,
+    )  # fmt: skip
+    if engine.follows:  # it ends with process 0, which finishes its texts after SIGTERM
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        engine.follow()
+        return
+    offered = ", ".join(["none", *(part.name for part in engine.drafters)])
+    run_server(
+        engine,
+        options,
+        lambda host, port: print(
+            f"serving {engine.target.name} with the drafters {offered} on http://{host}:{port}",
+            flush=True,
+        ),
+    )
+
+
+def fleet_of(given: Mapping[str, str]) -> Any:
+    """Returns the application of Ray Serve for a cluster's file: `specjax.cli.serve:fleet_of`.
+
+    Args:
+      given: `options`, those of `specjax serve`, on one line.
+    """
+    arguments = parse(ServeOptions, shlex.split(given["options"]), prog="specjax serve")
+    return fleet_application(_fleet(arguments, arguments.api_key or os.environ.get(_KEY) or None))
+
+
+def _fleet(arguments: ServeOptions, key: str | None) -> Fleet:
+    return Fleet(
+        functools.partial(engine_of, arguments), arguments.replicas or 1, arguments.most_replicas,
+        arguments.slots, arguments.waiting, arguments.drain, router=arguments.router,
+        pin=arguments.pin, api_key=key, body=arguments.max_body, texts=arguments.max_texts,
+        traces=arguments.otlp_traces_endpoint,
+        admin=arguments.admin,
+    )  # fmt: skip
+
+
+def _run_fleet(arguments: ServeOptions, key: str | None) -> None:
+    for folder in (arguments.target, arguments.draft):
+        if folder is not None:
+            find_folder(folder)  # a replica that does not find it would be started again and again
+    fleet = _fleet(arguments, key)
+    say(f"specjax serve: starting {fleet.replicas} replicas, which compile their programs")
+    run_fleet(
+        fleet, arguments.host, arguments.port,
+        lambda address: print(f"{fleet.replicas} replicas serve on {address}", flush=True),
+    )  # fmt: skip
+
+
+def engine_of(arguments: ServeOptions) -> Engine:
+    """Returns the engine of these options.
+
+    Raises:
+      ValueError: options that do not go together, or with these models.
+    """
+    drafters = [_named("drafter", text, "drafter") for text in arguments.drafter]
+    adapters = [_named("adapter", text, None) for text in arguments.adapter]
     drafted = arguments.draft is not None or arguments.target is None
     named = ModelOptions(
         arguments.target,
@@ -186,41 +311,21 @@ def main(prog: str, argv: list[str]) -> None:
     expected = arguments.expected
     if expected is None and synthetic is None:
         expected = min(254, max([0, *(part.proposer.max_depth for part in loaded.values())]))
-    with progress("compiling"):
-        engine = Engine(
-            target,
-            loaded,
-            slots=arguments.slots,
-            capacity=arguments.capacity,
-            waiting=arguments.waiting,
-            chunk=arguments.chunk,
-            logprobs=None if arguments.logprobs < 0 else arguments.logprobs,
-            default=first,
-            constraint_size=size if any(size) else None,
-            cache_tokens=arguments.cache_tokens,
-            expected=expected or None,
-            synthetic_acceptance=synthetic,
-        )
-    key = arguments.api_key or os.environ.get(_KEY) or None
-    if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:
-        say(f"specjax serve: {arguments.host} may be open to others; --api-key sets a key")
-    options = ServerOptions(
-        arguments.host,
-        arguments.port,
-        key,
-        arguments.max_body,
-        arguments.max_texts,
-        arguments.admin,
-    )
     if synthetic is not None:
         say(f"specjax serve: {synthetic} accepts drafts whatever they are: texts are worthless")
-    offered = ", ".join(["none", *loaded])
-    run_server(
-        engine,
-        options,
-        lambda host, port: print(
-            f"serving {target.name} with the drafters {offered} on http://{host}:{port}", flush=True
-        ),
+    return Engine(
+        target,
+        loaded,
+        slots=arguments.slots,
+        capacity=arguments.capacity,
+        waiting=arguments.waiting,
+        chunk=arguments.chunk,
+        logprobs=None if arguments.logprobs < 0 else arguments.logprobs,
+        default=first,
+        constraint_size=size if any(size) else None,
+        cache_tokens=arguments.cache_tokens,
+        expected=expected or None,
+        synthetic_acceptance=synthetic,
     )
 
 

@@ -7,7 +7,7 @@ from specjax._internal.lazily import lazily
 if TYPE_CHECKING:
     from specjax.parallel.memory import device_bytes, devices_of, fits, mesh_holding, require
     from specjax.parallel.meshes import alike, described, make_mesh, parse_mesh
-    from specjax.parallel.processes import join_from, leaving
+    from specjax.parallel.processes import join_from, leaving, links
     from specjax.parallel.sharding import (
         RULES,
         TRAINING_RULES,
@@ -55,6 +55,7 @@ __all__ = [
     "layout",
     "leader",
     "leaving",
+    "links",
     "make_mesh",
     "mesh_holding",
     "mesh_of",

@@ -178,20 +178,9 @@ def _connect(host: str, count: int, number: int) -> None:
         with contextlib.suppress(OSError), lock:
             link.sendall(f"{text}\n".encode())
 
-    server, secret = socket.socket(), secrets.token_hex(16)
-    hosts = [host] if host else []
-    if number == 0:
-        server.bind(("", 0))
-        server.listen(count)
-        hosts = hosts or own_addresses()
-    port = server.getsockname()[1] if number == 0 else 0
-    text = " ".join([str(port), secret, *hosts]).encode()
-    received = multihost_utils.broadcast_one_to_all(np.frombuffer(text.ljust(512), np.uint8))
-    port, secret, *hosts = bytes(np.asarray(received).astype(np.uint8)).decode().split()
-
+    made = links(host)
     if number:
-        link = _alive(_reach(hosts, int(port)))
-        send(link, f"{secret} {number}")
+        [(_, link)] = made
 
         def listen() -> None:
             for line in _lines(link.makefile()):
@@ -205,7 +194,7 @@ def _connect(host: str, count: int, number: int) -> None:
         threading.Thread(target=listen, daemon=True).start()
         return
 
-    others: dict[int, tuple[socket.socket, TextIO]] = {}
+    others = {who: (link, link.makefile()) for who, link in made}
 
     def tell_all(text: str) -> None:
         for link, _ in others.values():
@@ -224,17 +213,49 @@ def _connect(host: str, count: int, number: int) -> None:
         time.sleep(0.5)  # so that they read this message before the connection closes
         _end(lost(who, why))
 
+    _tell = tell_all
+    for who, (_, lines) in others.items():
+        threading.Thread(target=attend, args=[who, lines], daemon=True).start()
+
+
+def links(host: str = "") -> list[tuple[int, socket.socket]]:
+    """Connects process 0 with each other process by a socket.
+
+    All processes call it together, after `join`.
+
+    Args:
+      host: of process 0; by default its own addresses are tried.
+
+    Returns:
+      In process 0 the number and the socket of each other process, and in each of these those of
+      process 0.
+    """
+    count, number = jax.process_count(), jax.process_index()
+    server, secret = socket.socket(), secrets.token_hex(16)
+    hosts = [host] if host else []
+    if number == 0:
+        server.bind(("", 0))
+        server.listen(count)
+        hosts = hosts or own_addresses()
+    port = server.getsockname()[1] if number == 0 else 0
+    text = " ".join([str(port), secret, *hosts]).encode()
+    received = multihost_utils.broadcast_one_to_all(np.frombuffer(text.ljust(512), np.uint8))
+    port, secret, *hosts = bytes(np.asarray(received).astype(np.uint8)).decode().split()
+    if number:
+        link = _alive(_reach(hosts, int(port)))
+        with contextlib.suppress(OSError):
+            link.sendall(f"{secret} {number}\n".encode())
+        return [(0, link)]
+    others: dict[int, socket.socket] = {}
     server.settimeout(_TIMEOUT)
     while len(others) < count - 1:
         link = server.accept()[0]
         if (who := _introduced(link, secret)) is None:
             link.close()
             continue
-        others[who] = _alive(link), link.makefile()
+        others[who] = _alive(link)
     server.close()
-    _tell = tell_all
-    for who, (_, lines) in others.items():
-        threading.Thread(target=attend, args=[who, lines], daemon=True).start()
+    return sorted(others.items())
 
 
 def own_addresses() -> list[str]:

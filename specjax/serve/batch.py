@@ -121,8 +121,9 @@ class Device:
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
         self._read = jax.jit(self._read_on, donate_argnums=(1, 2))
         self._begin = jax.jit(self._begun)
-        self._peek = jax.jit(functools.partial(_peek, MOST_STEPS * (several.max_depth + 1)))
-        self._recorded = jax.jit(_recorded)
+        window = MOST_STEPS * (several.max_depth + 1)
+        self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
+        self._recorded = jax.jit(lambda *x: self._places.known(_recorded(*x)))
         self._copy = jax.jit(self._copied if pages is None else self._first)
         self._copy_page = jax.jit(copied_page, donate_argnums=0)
         self._clear = jax.jit(cleared, donate_argnums=0)
@@ -396,6 +397,9 @@ class Device:
         if self.state.logprobs is None:
             return None
         return jax.device_get(self._recorded(self.state.logprobs, np.int32(slot)))
+
+    def tell(self) -> None:
+        """Lets other processes know what was decided; here there are none."""
 
     def compiled(self) -> int:
         """The number of programs that were compiled for this engine so far, except for `run`."""

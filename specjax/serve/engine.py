@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import jax
 
@@ -24,11 +25,12 @@ from specjax.decoding import Decoder
 from specjax.generation import Request
 from specjax.methods import Drafter
 from specjax.models import LanguageModel
-from specjax.parallel import described, mesh_of, row_parts
+from specjax.parallel import mesh_of, row_parts
 from specjax.proposers import Aligned
 from specjax.rules import Match, SyntheticAcceptance
 from specjax.serve.admission import BOTH, NONE, Admitted, Checker, Loaded, load_all
 from specjax.serve.batch import Device
+from specjax.serve.decisions import Leader, Receiver, connected, follow
 from specjax.serve.handle import Handle
 from specjax.serve.identity import model_hash
 from specjax.serve.page_sizes import PAGE, PAGES, PageSizes
@@ -44,6 +46,14 @@ CHUNK = 128
 _EOS_IDS = 4
 
 _PAUSES = ("abort", "retract", "in_place")
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The blocks of the caches of an engine."""
+
+    size: int  # tokens
+    count: int
 
 
 class Engine:
@@ -145,13 +155,25 @@ class Engine:
         if cache_tokens is not None:
             reader = Reader(target.model, several, decoder.capacity, chunk)
             pages = PageSizes.of(reader, params, page, cache_tokens, target.name)
+        self._page = page
+        self._leader: Leader | None = None
         self._device = Device(decoder, params, slots, chunk, pages)
         example = self.checker.admit(
             Request(prompts=[[0, 0]], max_new_tokens=1, proposer=NONE, eos=[])
         ).row
         self._device.check_memory(example)
         self._device.start(example)
-        self._scheduler = Scheduler(self._device, waiting)
+        self._follower: Receiver | None = None
+        device = self._device
+        if _is_spread(target):
+            self.model_hash  # noqa: B018 - all processes together
+            link = connected(jax.process_index())
+            if isinstance(link, Receiver):
+                self._follower = link
+                return
+            self._leader = Leader(device, link)
+            device = cast(Device, self._leader)
+        self._scheduler = Scheduler(device, waiting)
 
     def __enter__(self) -> Engine:
         return self
@@ -173,6 +195,29 @@ class Engine:
     def max_depth(self) -> int:
         """The most drafts on a path, over all drafters."""
         return self._device.several.max_depth
+
+    @property
+    def follows(self) -> bool:
+        """True in the processes that do what process 0 decides: they only `follow`."""
+        return self._follower is not None
+
+    def follow(self) -> None:
+        """Does what the engine of process 0 decides, until that is closed.
+
+        Of a target over several processes each makes an engine with the same arguments.  Process 0
+        uses its own as any other, and the others call this.
+
+        Raises:
+          Diverged: this process missed a decision, or sees other tokens.
+          ValueError: this engine decides itself.
+
+        Example:
+          >>> if engine.follows:
+          ...     engine.follow()
+        """
+        if self._follower is None:
+            raise ValueError("this engine decides itself: submit requests to it")
+        follow(self._device, self._follower)
 
     def submit(
         self,
@@ -209,6 +254,8 @@ class Engine:
           Busy: too many requests are waiting.
           Closed: the engine was closed.
         """
+        if self._follower is not None:
+            raise ValueError("requests go to the engine of process 0: call follow() in this one")
         self._scheduler.check_open()
         if resume is not None and not self._exact:
             raise ValueError(
@@ -284,6 +331,11 @@ class Engine:
             shapes or types.
         """
         typed("what specjax.load(folder) returns", LanguageModel, target=target)
+        settle((
+            _is_spread(self.target),
+            f"{self.target.name} is on several processes, which take new weights only when they "
+            "start",
+        ))  # fmt: skip
         _check_alike(self.target.params, target.params)
         new = dataclasses.replace(self.target, params=target.params, folder=target.folder)
 
@@ -295,6 +347,14 @@ class Engine:
             self.__dict__.pop("model_hash", None)
 
         self._scheduler.call(lambda: self._scheduler.renew(replace))
+
+    @property
+    def blocks(self) -> Blocks:
+        """What prompts share of each other: chunks of slots, or pages."""
+        load, device = self.load(), self._device
+        if load.pages:
+            return Blocks(self._page, load.pages)
+        return Blocks(device.chunk, device.slots * device.decoder.capacity // device.chunk)
 
     def load(self) -> Load:
         """Returns the load of the engine: the requests that wait and run, and the counts so far."""
@@ -316,7 +376,19 @@ class Engine:
           finish: serve the accepted requests first; else they end with `Closed`.
           timeout: the most seconds to wait; the remaining requests then end with `Closed`.
         """
+        if self._follower is not None:
+            return
         self._scheduler.close(finish, timeout)
+        if self._leader is not None:
+            self._leader.stop()
+            self._leader = None
+
+
+def _is_spread(target: LanguageModel) -> bool:
+    """Returns whether the devices of a target belong to several processes."""
+    mesh = mesh_of(target.params)
+    devices = [] if mesh is None else mesh.devices.flat
+    return len({device.process_index for device in devices}) > 1
 
 
 def _rule(
@@ -345,11 +417,6 @@ def _check_mesh(target: LanguageModel, slots: int) -> None:
         return
     parts = row_parts(mesh)
     settle(
-        (
-            len({device.process_index for device in mesh.devices.flat}) > 1,
-            f"{target.name} is on {described(mesh)} of several processes, and an engine decides in "
-            "one: load the target with mesh=make_mesh(devices=jax.local_devices())",
-        ),
         (
             slots % parts,
             f"slots={slots} do not divide among the {parts} devices along the mesh axis of rows: "

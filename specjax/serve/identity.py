@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from specjax.models import LanguageModel
-from specjax.parallel import devices_of
+from specjax.parallel import devices_of, to_host
 from specjax.serve.batch import Row
 
 _HEX = 16
@@ -34,6 +34,8 @@ def model_hash(target: LanguageModel) -> str:
     for each shape.  The result does not depend on the platform, on a mesh, or on whether `load`
     turned a kernel round.
 
+    Of a model over several processes all of them must call this.
+
     Example:
       >>> from specjax.serve.identity import model_hash
       >>> len(model_hash(specjax.load(specjax.shipped("tiny/target"))))
@@ -46,7 +48,10 @@ def model_hash(target: LanguageModel) -> str:
         turned = names[-1] == "weight" and leaf.ndim > 1
         if turned:
             names[-1] = "kernel"
-        sums = _on_host(leaf, turned) if on_host else np.asarray(_on_device(leaf, turned))
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            sums = _on_host(to_host(leaf), turned)
+        else:
+            sums = _on_host(leaf, turned) if on_host else np.asarray(_on_device(leaf, turned))
         shape = list(leaf.shape)
         shape[-2:] = shape[-2:][::-1] if turned else shape[-2:]
         parts.append(f"{names} {leaf.dtype.name} {shape} {sums.tolist()}")
@@ -94,7 +99,7 @@ def _factors(size: int, salt: int) -> np.ndarray:
     return x | np.uint32(1)
 
 
-def _on_host(leaf: Array, turned: bool) -> np.ndarray:
+def _on_host(leaf: Array | np.ndarray, turned: bool) -> np.ndarray:
     """Returns two sums over the bits of an array: of each number times a factor for each axis."""
     x = np.asarray(leaf)
     x = x.astype(np.int8) if x.dtype.name in ("int4", "uint4", "float4_e2m1fn") else x

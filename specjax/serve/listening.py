@@ -21,6 +21,8 @@ class ServerOptions:
       api_key: the key that clients must send; None: they need no key.
       body: the most bytes of a request.
       texts: the most texts that one request may ask for.
+      drain: seconds in which accepted requests are finished after SIGTERM.
+      traces: the address of a collector of OpenTelemetry; None sends none.
       admin: take the requests of a trainer: pause, abort, flush, weights of a folder.
     """
 
@@ -29,6 +31,8 @@ class ServerOptions:
     api_key: str | None = None
     body: int = 4 * 2**20
     texts: int = 16
+    drain: float = 300.0
+    traces: str | None = None
     admin: bool = False
 
 
@@ -52,5 +56,9 @@ def run_server(engine: Engine, options: ServerOptions, started: Callable[[str, i
     check_packages()
     from specjax.serve.http import Limits, serve
 
-    limits = Limits(options.api_key, options.body, texts=options.texts, admin=options.admin)
+    limits = Limits(
+        options.api_key, options.body, texts=options.texts, drain=options.drain,
+        traces=options.traces,
+        admin=options.admin,
+    )  # fmt: skip
     serve(engine, limits, options.host, options.port, started)

@@ -93,10 +93,12 @@ class Load:
     free_pages: int = 0  # of them; also those that only the tree of prompts holds
     set_back: int = 0  # rows that gave their pages to older ones, and were read again
 
+    filled: float = 0.0  # the share of the slots' room that tokens fill, without pages
+
     @property
-    def page_share(self) -> float:
-        """The share of the pages that rows hold; 0 in an engine without pages."""
-        return 1 - self.free_pages / self.pages if self.pages else 0.0
+    def cache_share(self) -> float:
+        """The share of the caches that rows hold: of pages, or of the room of all slots."""
+        return 1 - self.free_pages / self.pages if self.pages else self.filled
 
 
 class Scheduler:
@@ -142,11 +144,13 @@ class Scheduler:
 
     def load(self) -> Load:
         with self._changed:
-            running = sum(slot.handle is not None for slot in self._slots)
+            running = self._running()
+            room = len(self._slots) * self._device.decoder.capacity
+            filled = sum(slot.length for slot in running) / room
             return Load(
-                running, len(self._queue) + (self._admission is not None), self._finished,
+                len(running), len(self._queue) + (self._admission is not None), self._finished,
                 self._cancelled, self._prompt_tokens, self._copied_tokens, self._host_share,
-                self._steps, *self._page_counts(),
+                self._steps, *self._page_counts(), filled,
             )  # fmt: skip
 
     def _page_counts(self) -> tuple[int, int, int]:
@@ -350,6 +354,7 @@ class Scheduler:
         steps = self._make_room(1 if reads else self._steps)
         live = np.array([slot.handle is not None for slot in self._slots])
         if not live.any():
+            self._device.tell()
             return
         ran = time.perf_counter()
         self._device.run(steps, live)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeVar
 
-from jax.sharding import Mesh
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.contract import ArrayTree
 from specjax.parallel import RULES, Rules, is_split, mesh_of, shard_state
@@ -59,6 +60,13 @@ class Shardings:
             shard_state(dataclasses.replace(reading, own=()), self.mesh, self.target, _ONE_ROW),
             own=self._own(reading.own, _ONE_ROW),
         )
+
+    def known(self, arrays: _T) -> _T:
+        """Gives each process all of the arrays that the host reads, if there are several."""
+        if self.mesh is None or len({x.process_index for x in self.mesh.devices.flat}) == 1:
+            return arrays
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.lax.with_sharding_constraint(arrays, everywhere)
 
     def _state(self, state: DecodeState, rules: Rules) -> DecodeState:
         several = state.proposer

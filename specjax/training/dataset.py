@@ -125,21 +125,14 @@ def write(
     Raises:
       ValueError: the folder has a dataset of another request.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    begin(folder, request)
     path, wanted = folder / MANIFEST, dataclasses.asdict(request)
-    if path.exists():
-        check_request(folder, "dataset", read_manifest(folder)["request"], wanted)
-    if leader():
-        _describe(path, wanted, False, 0, 0)
     count = 0
     numbers = range(-(-request.sequences // request.batch))
     bar = tqdm(numbers, desc="the target writes", unit="shard", disable=None if leader() else True)
     for number in bar:
-        shard = folder / f"{number:05d}.safetensors"
-        if (arrays := read_if_whole(shard)) is None:
-            arrays = _write_shard(request, decoder, params, prompts(number), number)
-            if leader():
-                save_shard(shard, arrays)
+        shard = shard_path(folder, number)
+        arrays = write_shard(shard, request, decoder, params, prompts(number), number)
         count += int((arrays["length"] - arrays["prompt_length"]).sum())
         bar.set_postfix(new_tokens=count)
     if leader():
@@ -159,6 +152,46 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     return shards.read_manifest(folder / MANIFEST, "dataset", fields, "write the dataset")
 
 
+def shard_path(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / f"{number:05d}.safetensors"
+
+
+def missing(folder: pathlib.Path, request: Request) -> list[int]:
+    """Returns the numbers of the shards that are not there, or are not whole."""
+    numbers = range(-(-request.sequences // request.batch))
+    return [number for number in numbers if read_if_whole(shard_path(folder, number)) is None]
+
+
+def write_shard(
+    path: pathlib.Path, request: Request, decoder: decoding.Decoder, params: Params,
+    prompts: Sequence[Sequence[int]], number: int,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Returns a shard, which is written if the file is not there or is not whole.
+
+    What it holds follows from the request, its prompts and its number, so several processes may
+    write one dataset, and the same shard twice.
+    """
+    if (arrays := read_if_whole(path)) is None:
+        arrays = _made_shard(request, decoder, params, prompts, number)
+        if leader():
+            save_shard(path, arrays)
+    return arrays
+
+
+def begin(folder: pathlib.Path, request: Request) -> None:
+    """Makes the folder of a dataset, or checks that one is of this request.
+
+    Raises:
+      ValueError: the folder has a dataset of another request.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, wanted = folder / MANIFEST, dataclasses.asdict(request)
+    if path.exists():
+        check_request(folder, "dataset", read_manifest(folder)["request"], wanted)
+    if leader():
+        _describe(path, wanted, False, 0, 0)
+
+
 def _describe(
     path: pathlib.Path,
     request: Mapping[str, object],
@@ -170,7 +203,7 @@ def _describe(
     write_text(path, json.dumps({"request": request, **facts}, indent=2) + "\n")
 
 
-def _write_shard(
+def _made_shard(
     request: Request,
     decoder: decoding.Decoder,
     params: Params,

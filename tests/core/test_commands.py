@@ -248,7 +248,7 @@ def test_options_stand_in_groups(capsys, command):
     words = {
         "generate": ["prompt", "model", "proposer", "rule", "sampling", "penalty", "constraint",
                      "device", "output", "file"],
-        "serve": ["model", "speculation", "device", "room", "address", "file"],
+        "serve": ["model", "speculation", "device", "room", "fleet", "address", "file"],
     }  # fmt: skip
     assert set(groups) - {"positional arguments"} == {f"{word} options" for word in words[command]}
     assert all(re.search(r"^  \S", options, re.MULTILINE) for options in groups.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-import uuid
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,9 +82,10 @@ class Writer:
 
     @classmethod
     def of(
-        cls, words: Words, asked: Asked, chat: bool, most: int, guesses: bool, model_hash: str
-    ) -> Writer:
-        name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        cls, words: Words, asked: Asked, chat: bool, most: int, guesses: bool, model_hash: str,
+        request_id: str,
+    ) -> Writer:  # fmt: skip
+        name = f"{'chatcmpl' if chat else 'cmpl'}-{request_id}"
         return cls(words, asked, chat, most, guesses, model_hash, name, int(time.time()))
 
     def whole(self, served: Sequence[Served]) -> dict[str, Json]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import functools
 import hmac
 import json
 import pathlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,39 +22,17 @@ from starlette.routing import Route
 from specjax.serve.engine import Engine
 from specjax.serve.handle import Handle, Served
 from specjax.serve.http import answers, following, requests, sglang
+from specjax.serve.http.arriving import ID, Limits, read_body, request_id
 from specjax.serve.http.fields import Body, Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
 from specjax.serve.http.places import HEADER, Place, Seen, event_id
 from specjax.serve.http.problems import Problem, in_words_of, parse
+from specjax.serve.http.tracing import Tracing
 from specjax.text import Words
 from specjax.types import Json
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _T = TypeVar("_T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The limits of the requests that a server accepts.
-
-    Attributes:
-      api_key: requests have to send it as `Authorization: Bearer KEY`; None: they need none.
-      body: the most bytes of a request.
-      header_seconds: the headers of a request have to arrive in so many seconds.
-      body_seconds: a body has to arrive in so many seconds.
-      send_seconds: a client that reads nothing for so long is dropped.
-      texts: the most texts that one request may ask for (prompts times n).
-      admin: whoever may send requests may also pause the server, abort requests of others, and
-        give it the weights of a folder of its machine.
-    """
-
-    api_key: str | None = None
-    body: int = 4 * 2**20
-    header_seconds: float = 10.0
-    body_seconds: float = 30.0
-    send_seconds: float = 60.0
-    texts: int = 16
-    admin: bool = False
 
 
 class Service:
@@ -62,10 +41,11 @@ class Service:
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.engine, self.limits = engine, limits
         self.metrics = Metrics(engine)
+        self.tracing = None if limits.traces is None else Tracing(limits.traces, engine.target.name)
         self.words = Words(engine.target.tokenizer)
         engine.model_hash  # noqa: B018 - now, and not while the first request waits
         self.weight_version = "default"
-        self.rids: dict[str, list[Handle]] = {}  # of SGLang's requests that run
+        self.rids: dict[str, list[Handle]] = {}  # of requests that run, by their ids
         self.draining = False
         self.running = 0  # requests that are being answered
 
@@ -91,15 +71,14 @@ class Service:
             body, lambda: sglang.Items(self.engine, body, self.limits.texts),
             lambda items: items.submit(self.engine),
         )  # fmt: skip
-        for rid, handle in zip(items.rids, handles, strict=True):
-            self.rids.setdefault(rid, []).append(handle)
+        self._know(items.rids, handles)
         answers = sglang.Answers(items, self.words, self.weight_version)
 
         async def chunks() -> AsyncIterator[tuple[dict[str, Json], None]]:
             try:
                 async for chunk in answers.chunks(handles):
                     yield chunk, None
-                self._count([handle.result() for handle in handles])
+                self._count([handle.result() for handle in handles], request)
             finally:
                 self._forget(items.rids, handles)
 
@@ -109,6 +88,11 @@ class Service:
             return JSONResponse(answers.whole(await self._served(request, handles)))
         finally:
             self._forget(items.rids, handles)
+
+    def _know(self, rids: list[str], handles: list[Handle]) -> None:
+        """Keeps the ids of requests that run, by which they can be aborted."""
+        for rid, handle in zip(rids, handles, strict=True):
+            self.rids.setdefault(rid, []).append(handle)
 
     def _forget(self, rids: list[str], handles: list[Handle]) -> None:
         for rid, handle in zip(rids, handles, strict=True):
@@ -203,6 +187,12 @@ class Service:
             return JSONResponse({"status": "stopping"}, 503)
         return JSONResponse({"status": "ok"})
 
+    async def live(self, request: Request) -> Response:
+        """Says whether the engine serves, also while the server is about to stop."""
+        if not self.engine.healthy:
+            return JSONResponse({"status": "stopped"}, 503)
+        return JSONResponse({"status": "ok"})
+
     async def prometheus(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -223,24 +213,7 @@ class Service:
         return HTMLResponse(_PAGE.read_text(encoding="utf-8").replace("{{offered}}", shown))
 
     async def _body(self, request: Request) -> bytes:
-        """Returns the body, if it is small enough and arrives in time."""
-        most = self.limits.body
-        too_large = Problem(413, f"the body is larger than {most} bytes")
-        length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > most:
-            raise too_large
-        content = bytearray()
-        try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                async for part in request.stream():
-                    content += part
-                    if len(content) > most:
-                        raise too_large
-        except TimeoutError:
-            raise Problem(
-                408, f"the body did not arrive in {self.limits.body_seconds:g} s"
-            ) from None
-        return bytes(content)
+        return await read_body(request, self.limits)
 
     def _submit(self, asked: requests.Asked) -> list[Handle]:
         handles: list[Handle] = []
@@ -268,12 +241,24 @@ class Service:
         asked, handles = await self._begin(
             body, lambda: make().resumed(body, seen, model), self._submit
         )
-        writer = answers.Writer.of(self.words, asked, chat, asked.depth, body.return_guesses, model)
-        if asked.delivered is not None:  # an answer of the status 200 begins with what comes next
-            await self._checked(request, handles)
-        if body.stream:
-            return self._stream(self._chunks(writer, handles, body, seen), handles, lorax=False)
-        return JSONResponse(writer.whole(await self._served(request, handles)))
+        rid = request.state.rid
+        writer = answers.Writer.of(
+            self.words, asked, chat, asked.depth, body.return_guesses, model, rid
+        )
+        rids = [rid] * len(handles)
+        self._know(rids, handles)
+        streams = False
+        try:
+            if asked.delivered is not None:  # an answer of the status 200 begins with what is new
+                await self._checked(request, handles)
+            if body.stream:
+                chunks = self._chunks(writer, handles, body, seen, request)
+                streams = True
+                return self._stream(chunks, handles, lorax=False, rids=rids)
+            return JSONResponse(writer.whole(await self._served(request, handles)))
+        finally:
+            if not streams:
+                self._forget(rids, handles)
 
     async def _begin(
         self, body: Body, make: Callable[[], _T], submit: Callable[[_T], list[Handle]]
@@ -293,7 +278,7 @@ class Service:
         """Waits for whole texts, unless the client goes away, and counts them."""
         with following.cancelling(handles):
             served = await following.unless_gone(request, following.all_of(handles))
-        self._count(served)
+        self._count(served, request)
         return served
 
     async def _checked(self, request: Request, handles: list[Handle]) -> None:
@@ -311,6 +296,7 @@ class Service:
         handles: list[Handle],
         body: Sampled,
         seen: Seen | None,
+        request: Request,
     ) -> AsyncIterator[tuple[dict[str, Json], str | None]]:
         """Yields the chunks of a stream, each with the id of its event."""
         options, asked = body.stream_options, writer.asked
@@ -359,7 +345,7 @@ class Service:
                 chunk["usage"] = answers.usage(sum(prompts), counts, 0)
             yield chunk, id()
         served = [handle.result() for handle in handles]
-        self._count(served)
+        self._count(served, request)
         if with_usage:
             yield writer.end(served), None
 
@@ -368,9 +354,11 @@ class Service:
         chunks: AsyncIterator[tuple[dict[str, Json], str | None]],
         handles: list[Handle],
         lorax: bool,
+        rids: Sequence[str] = (),
     ) -> Response:
         async def events() -> AsyncIterator[dict[str, str]]:
-            with following.cancelling(handles):
+            with following.cancelling(handles), contextlib.ExitStack() as after:
+                after.callback(self._forget, list(rids), handles if rids else [])
                 try:
                     async for chunk, name in chunks:
                         event = {"data": json.dumps(chunk, ensure_ascii=False)}
@@ -409,7 +397,8 @@ class Service:
         asked, handles = await self._begin(body, make, self._submit)
         prompt = body.inputs if body.parameters.return_full_text else None
         if streams:
-            return self._stream(self._lorax_chunks(asked, handles, prompt), handles, lorax=True)
+            chunks = self._lorax_chunks(asked, handles, prompt, request)
+            return self._stream(chunks, handles, lorax=True)
         served = await self._served(request, handles)
         answer = answers.lorax_whole(
             self.words, served[0], prompt, asked.seed, body.parameters.details
@@ -417,7 +406,7 @@ class Service:
         return JSONResponse([answer] if is_root else answer)  # the root answers with a list
 
     async def _lorax_chunks(
-        self, asked: requests.Asked, handles: list[Handle], prompt: str | None
+        self, asked: requests.Asked, handles: list[Handle], prompt: str | None, request: Request
     ) -> AsyncIterator[tuple[dict[str, Json], None]]:
         """Yields an event for each token; the last one has the whole text, too."""
         held: dict[str, Json] | None = None
@@ -427,13 +416,15 @@ class Service:
                     yield held, None
                 held = {"token": token, "generated_text": None, "details": None}
         served = handles[0].result()
-        self._count([served])
+        self._count([served], request)
         if held is not None:
             yield {**held, **answers.lorax_end(served, prompt, asked.seed)}, None
 
-    def _count(self, served: list[Served]) -> None:
+    def _count(self, served: list[Served], request: Request) -> None:
         for one in served:
             self.metrics.count(one)
+            if self.tracing is not None:
+                self.tracing.record(request.headers, request.state.rid, one)
 
 
 _SampledT = TypeVar("_SampledT", bound=Sampled)
@@ -471,6 +462,8 @@ def make_app(engine: Engine, limits: Limits | None = None) -> Starlette:
         ("/tokenize", "POST", service.tokenize),
         ("/metrics", "GET", service.prometheus),
         ("/health", "GET", service.health),
+        ("/ready", "GET", service.health),
+        ("/live", "GET", service.live),
         ("/", "GET", service.page),
         ("/model_info", "GET", service.model_info),
         ("/get_model_info", "GET", service.model_info),
@@ -498,13 +491,20 @@ def _guarded(
     handler: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
     """Returns a handler with the checks that all routes share, whose errors become answers."""
-    is_open = path == "/health" or (path, method) == ("/", "GET")
+    is_open = path in ("/health", "/ready", "/live") or (path, method) == ("/", "GET")
     lorax = method == "POST" and path in _LORAX_PATHS
     admin = path in _ADMIN_PATHS
 
     async def guarded(request: Request) -> Response:
+        response = await answered(request)
+        response.headers[ID] = request.state.rid
+        return response
+
+    async def answered(request: Request) -> Response:
         service.running += 1
+        request.state.rid = uuid.uuid4().hex
         try:
+            request.state.rid = request_id(request.headers, request.state.rid)
             if not is_open:
                 _authorise(request, service.limits.api_key)
             if admin and not service.limits.admin:

@@ -28,13 +28,20 @@ class _Loads(Collector):
         for name, text, value in (
             ("vllm:num_requests_running", "Requests in a slot.", load.running),
             ("vllm:num_requests_waiting", "Requests that wait for a slot.", load.waiting),
-            ("vllm:kv_cache_usage_perc", "Share of pages that rows hold.", load.page_share),
+            ("vllm:kv_cache_usage_perc", "Share of the caches that rows fill.", load.cache_share),
             ("specjax:host_share", "The host's share of recent turns.", load.host_share),
             ("specjax:steps_per_turn", "Steps of the next turn.", load.steps),
         ):
             gauge = GaugeMetricFamily(name, text, labels=names)
             gauge.add_metric(values, value)
             yield gauge
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "Tokens of a block, and blocks of all rows.",
+            labels=[*names, "block_size", "num_gpu_blocks"],
+        )  # fmt: skip
+        blocks = self._engine.blocks
+        info.add_metric([*values, str(blocks.size), str(blocks.count)], 1.0)
+        yield info
         for name, text, value in (
             ("vllm:prompt_tokens", "Tokens of prompts.", load.prompt_tokens),
             ("vllm:prefix_cache_queries", "Tokens looked for in slots.", load.prompt_tokens),

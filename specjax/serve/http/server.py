@@ -16,7 +16,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specjax.serve.engine import Engine
-from specjax.serve.http.app import Limits, Service, make_app
+from specjax.serve.http.app import Service, make_app
+from specjax.serve.http.arriving import Limits
 
 _IDLE_SECONDS = 5
 _CONNECTIONS = 2048
@@ -67,12 +68,10 @@ class Server(uvicorn.Server):
     A second signal stops it at once.
     """
 
-    def __init__(
-        self, engine: Engine, limits: Limits, host: str, port: int, grace: float = 300.0
-    ) -> None:
+    def __init__(self, engine: Engine, limits: Limits, host: str, port: int) -> None:
         app = make_app(engine, limits)
         self.service: Service = app.state.service
-        self.grace = grace
+        self.drain = limits.drain
         super().__init__(
             uvicorn.Config(
                 app, host, port, log_level="warning", access_log=False, lifespan="off",
@@ -91,7 +90,7 @@ class Server(uvicorn.Server):
         threading.Thread(target=self._exit_when_idle, daemon=True).start()
 
     def _exit_when_idle(self) -> None:
-        until = time.monotonic() + self.grace
+        until = time.monotonic() + self.drain
         load = self.service.engine.load()
         while time.monotonic() < until and (self.service.running or load.running or load.waiting):
             time.sleep(0.02)
@@ -118,3 +117,5 @@ def serve(
     finally:
         listening.close()
         engine.close(finish=False)
+        if server.service.tracing is not None:
+            server.service.tracing.close()

@@ -1,0 +1,212 @@
+"""A fleet as an application of Ray Serve: `application`, and `run` and `running` on one machine.
+
+    proxy of Ray Serve -> ingress -> router -> replicas
+
+Ray starts, watches, routes to, scales and stops the replicas.  The ingress is ours, since Ray ends
+the stream of a replica that dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+from specjax._internal.extras import install
+from specjax.serve.fleet.call import Call, Head
+from specjax.serve.fleet.events import Lost
+from specjax.serve.fleet.ingress import Full, make_ingress
+from specjax.serve.http import Limits
+from specjax.serve.layout import Fleet
+
+try:
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray import serve  # pyright: ignore[reportMissingImports]
+    from ray.exceptions import (  # pyright: ignore[reportMissingImports]
+        RayError,
+        RayTaskError,
+        TaskCancelledError,
+    )
+    from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
+    from ray.serve.exceptions import (  # pyright: ignore[reportMissingImports]
+        BackPressureError,
+        DeploymentUnavailableError,
+        ReplicaUnavailableError,
+    )
+except ImportError as missing:
+    raise ImportError(f"specjax.serve.fleet needs ray ({missing}): {install('ray')}") from missing
+
+NAME = "replicas"
+
+_APP = "specjax"
+
+_INGRESS_CALLS = 100_000  # that an ingress has at once: its queue is that of the replicas
+
+_ROUTERS = {
+    # The public path of this class, ray.serve.llm, wants vLLM or SGLang to be installed.
+    "prefix": (
+        "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:"
+        "PrefixCacheAffinityRouter"
+    ),
+    "spread": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
+}
+
+_IMBALANCE = 8
+"""A difference of queues from which on Ray's router by prefixes takes the shorter one."""
+
+_CHARACTERS = 4_000_000
+"""Characters of prompts, from which on that router forgets the oldest."""
+
+
+def _ask(handle: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    """Sends a call to a replica that Ray chooses."""
+
+    async def parts() -> AsyncGenerator[Head | bytes, None]:
+        answer, ended = None, False
+        try:
+            answer = handle.answer.remote(call)
+            async for part in answer:
+                yield part
+            ended = True
+        except BackPressureError as error:
+            raise Full(f"{error.message} Too many requests wait: try again later") from None
+        except (ReplicaUnavailableError, DeploymentUnavailableError) as error:
+            raise Lost(error.message) from None
+        except RayTaskError:
+            raise  # a mistake of ours
+        except TaskCancelledError as error:
+            raise Lost(f"a replica has cancelled its work: {error}") from None
+        except RayError as error:
+            raise Lost(str(error).splitlines()[0]) from None
+        finally:
+            if answer is not None and not ended:
+                answer.cancel()
+
+    return parts()
+
+
+class _Ingress:
+    """The deployment of the ingress."""
+
+    def __init__(self, handle: Any, limits: Limits, patience: float) -> None:
+        self._made = make_ingress(
+            functools.partial(_ask, handle.options(stream=True)), limits, patience
+        )
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self._made
+
+    async def drain(self) -> int:
+        """Refuses new requests, and returns how many are still answered."""
+        self._made.state.ingress.draining = True
+        return self._made.state.ingress.running
+
+
+def application(fleet: Fleet) -> Any:
+    """Returns the application, for `ray.serve.run` or the file of a cluster.
+
+    Example:
+      >>> ray.serve.run(application(Fleet(make_engine)), route_prefix="/")
+    """
+    from specjax.serve.fleet.replica import Replica
+
+    limits = Limits(
+        fleet.api_key,
+        fleet.body,
+        texts=fleet.texts,
+        drain=fleet.drain,
+        traces=fleet.traces,
+        admin=fleet.admin,
+    )
+    sizes: dict[str, Any] = {"num_replicas": fleet.replicas}
+    if fleet.most is not None and fleet.most > fleet.replicas:
+        sizes = {"autoscaling_config": {
+            "min_replicas": fleet.replicas, "max_replicas": fleet.most,
+            "target_ongoing_requests": fleet.slots,
+        }}  # fmt: skip
+    settings = {"imbalanced_threshold": _IMBALANCE, "do_eviction": True,
+                "eviction_threshold_chars": _CHARACTERS,
+                "eviction_target_chars": _CHARACTERS // 2}  # fmt: skip
+    router = RequestRouterConfig(
+        request_router_class=_ROUTERS[fleet.router],
+        request_router_kwargs=settings if fleet.router == "prefix" else {},
+        request_routing_stats_period_s=2,
+    )
+    replicas = serve.deployment(Replica).options(
+        name=NAME,
+        max_ongoing_requests=fleet.slots,
+        max_queued_requests=fleet.queue,
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=fleet.drain,
+        graceful_shutdown_wait_loop_s=0.5,
+        request_router_config=router,
+        ray_actor_options={"num_cpus": fleet.cpus, "resources": dict(fleet.resources)},
+        **sizes,
+    )
+    ingress = serve.deployment(serve.ingress()(_Ingress)).options(
+        name="ingress",
+        max_ongoing_requests=_INGRESS_CALLS,
+        graceful_shutdown_timeout_s=fleet.drain,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return ingress.bind(replicas.bind(fleet.engine, limits, fleet.pin), limits, fleet.patience)
+
+
+@contextlib.contextmanager
+def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator[str]:
+    """Runs a fleet on this machine, or in the cluster that Ray is connected to, and stops it.
+
+    Yields:
+      The address, such as "http://127.0.0.1:8000".
+
+    Example:
+      >>> with running(Fleet(make_engine, replicas=2)) as address:
+      ...     print(address)
+    """
+    own = not ray.is_initialized()
+    if own:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        most = fleet.replicas if fleet.most is None else fleet.most
+        # Ray counts cores and does not bind to them, so a small machine may claim to have more.
+        cpus = max(os.cpu_count() or 1, int(most * fleet.cpus + 1))
+        ray.init(
+            num_cpus=cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            resources={name: most * count for name, count in fleet.resources.items()},
+        )
+    try:
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(application(fleet), name=_APP, route_prefix="/")
+        yield f"http://{host}:{port}"
+    finally:
+        serve.shutdown()
+        if own:
+            ray.shutdown()
+
+
+def run(fleet: Fleet, host: str, port: int, started: Callable[[str], None] | None = None) -> None:
+    """Runs a fleet until SIGTERM or SIGINT, after which accepted requests are finished.
+
+    Args:
+      started: called with the address once all replicas serve.
+    """
+    ended = threading.Event()
+    with running(fleet, host, port) as address:
+        # Only now, since Ray takes these signals when it starts.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        if started is not None:
+            started(address)
+        ended.wait()
+        ingress, until = serve.get_app_handle(_APP), time.monotonic() + fleet.drain
+        while ingress.drain.remote().result() and time.monotonic() < until:
+            time.sleep(0.1)
+
+
+__all__ = ["application", "run", "running"]

@@ -1,0 +1,88 @@
+"""`Fleet`: what a fleet consists of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+from specjax._internal.checks import settle, shown, typed, whole
+from specjax.serve.engine import Engine
+
+ROUTERS = ("prefix", "spread")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """Engines behind one address.
+
+    Attributes:
+      engine: makes the engine of a replica, in the replica's process; all have to be alike.
+      replicas: at the start, and at least.
+      most: replicas at most; None is as many as at the start.  Between the two their number
+        follows the requests that run and wait (`slots` for each replica).
+      slots: requests that a replica has at once; as many as its engine has slots.
+      queue: requests that wait at an ingress; more get 429.
+      drain: the seconds that a replica has to finish its requests when it is stopped; as long as a
+        text may take.
+      patience: the seconds that a request waits for another replica, where its own has ended.
+      router: "prefix" prefers the replica that has read the beginning of a prompt; "spread" takes
+        the shorter queue of two.
+      cpus: of each replica, for Ray's planning.
+      resources: what else a replica needs, such as {"TPU": 4} or {"GPU": 1}.
+      pin: bind each replica to one core, replica k to core k; else they share all cores.
+      api_key, body, texts, traces, admin: as for a server.
+
+    Example:
+      >>> fleet = Fleet(make_engine, replicas=2)
+    """
+
+    engine: Callable[[], Engine]
+    replicas: int = 2
+    most: int | None = None
+    slots: int = 8
+    queue: int = 256
+    drain: float = 300.0
+    patience: float = 120.0
+    router: str = "prefix"
+    cpus: float = 1.0
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    pin: bool = False
+    api_key: str | None = None
+    body: int = 4 * 2**20
+    texts: int = 16
+    traces: str | None = None
+    admin: bool = False
+
+    def __post_init__(self) -> None:
+        settle(
+            (
+                not callable(self.engine),
+                f"engine={shown(self.engine)}; pass a function that returns an Engine",
+            )
+        )
+        for name, least in (("replicas", 1), ("slots", 1), ("queue", 0), ("body", 1), ("texts", 1)):
+            whole(name, getattr(self, name), least, 2**31, f"a whole number of at least {least}")
+        if self.most is not None:
+            whole(
+                "most",
+                self.most,
+                self.replicas,
+                2**31,
+                f"a whole number of at least {self.replicas}, the replicas at the start",
+            )
+        for name in ("drain", "patience", "cpus"):
+            value = getattr(self, name)
+            typed("a number", float | int, **{name: value})
+            settle(
+                (
+                    not (math.isfinite(value) and value >= 0),
+                    f"{name}={shown(value)}; pass a number of at least 0",
+                )
+            )
+        settle(
+            (
+                self.router not in ROUTERS,
+                f"router={shown(self.router)}; pass one of {', '.join(ROUTERS)}",
+            )
+        )

@@ -1,0 +1,288 @@
+"""The ingress of a fleet without Ray: replicas die anywhere, and the client sees nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import jax
+import pytest
+import serving
+from test_serve_expected import engine
+
+from specjax.serve import Engine
+
+for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
+    pytest.importorskip(package)
+
+from specjax.serve.fleet import Call, Fleet, Head, make_ingress  # noqa: E402
+from specjax.serve.fleet.call import answers, prompt_of  # noqa: E402
+from specjax.serve.fleet.events import Events, Lost  # noqa: E402
+from specjax.serve.fleet.ingress import Full  # noqa: E402
+from specjax.serve.http import Limits, make_app  # noqa: E402
+
+PATH, CHATS = "/v1/completions", "/v1/chat/completions"
+ASK = {"prompt": "def main(", "max_tokens": 14, "seed": 3, "temperature": 0.8, "stream": True}
+SCHEMA = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
+          "additionalProperties": False}  # fmt: skip
+TOOL = {"type": "function", "function": {"name": "light", "parameters": SCHEMA}}
+CHAT = {"messages": [{"role": "user", "content": "write"}], "max_tokens": 14, "temperature": 1.0,
+        "stream": True, "seed": 1}  # fmt: skip
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": (PATH, ASK),
+    "n": (PATH, {**ASK, "n": 3, "speculation": {"drafter": "draft"},
+                 "stream_options": {"include_usage": True}}),
+    "stops": (PATH, {**ASK, "prompt": ["def main(", "import "], "stop": ["e", "\n"]}),
+    "penalties": (PATH, {**ASK, "temperature": 1.5, "presence_penalty": 0.5, "top_k": 50}),
+    "schema": (PATH, {**ASK, "max_tokens": 60, "response_format": {
+        "type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}),
+    "chat": (CHATS, {**CHAT, "n": 2}),
+    "tools": (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
+}  # fmt: skip
+
+
+class Replicas:
+    """Replicas of which each call takes the next, that die after so many bytes of an answer."""
+
+    def __init__(self, apps: list[Any], dies: list[int | Exception]) -> None:
+        self.apps, self.dies, self.calls = apps, dies, []
+
+    def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+        number = len(self.calls)
+        self.calls.append(call)
+        return self._parts(call, number)
+
+    async def _parts(self, call: Call, number: int) -> AsyncGenerator[Head | bytes, None]:
+        left = self.dies[number] if number < len(self.dies) else 10**9
+        if isinstance(left, Exception):
+            raise left
+        async for part in answers(self.apps[number % len(self.apps)], call):
+            if isinstance(part, bytes):
+                if left <= len(part):
+                    yield part[:left]
+                    raise Lost("killed")
+                left -= len(part)
+            yield part
+
+
+@functools.cache
+def app(room: bool = True) -> Any:
+    return make_app(engine() if room else serving.engine(), Limits())
+
+
+def sent(
+    replicas: Replicas, path: str, body: Any, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer of an ingress before these replicas."""
+
+    async def collect() -> tuple[int, dict[str, str], bytes]:
+        ingress = make_ingress(replicas.ask, patience=0.5)
+        call = Call("POST", path, headers or {}, json.dumps(body).encode())
+        head, *parts = [part async for part in answers(ingress, call)]
+        assert isinstance(head, Head)
+        return head.status, head.headers, b"".join(x for x in parts if isinstance(x, bytes))
+
+    return asyncio.run(collect())
+
+
+def told(content: bytes) -> tuple[list[Any], dict[int, list[Any]]]:
+    """What a client knows of a whole stream: its ids and heads, and each text with its tokens."""
+    blocks = content.decode().split("\n\n")
+    assert blocks[-1] == "" and blocks[-2] == "data: [DONE]" and content.count(b"[DONE]") == 1
+    chunks = [json.loads(block.split("data: ", 1)[1]) for block in blocks[:-2]]
+    heads = {(one["id"], one["created"], one["system_fingerprint"]) for one in chunks}
+    assert len(heads) == 1, heads
+    made: dict[int, list[Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice.get("delta", choice)
+            text = made.setdefault(choice["index"], ["", [], [], 0, []])
+            text[0] += delta.get("content", delta.get("text")) or ""
+            text[1] += choice.get("token_ids", [])
+            text[2] += [one["function"] for one in delta.get("tool_calls", [])]
+            text[3] += "role" in delta
+            text[4] += [x for x in [choice["finish_reason"]] if x]
+    return [chunk["usage"]["total_tokens"] for chunk in chunks if "usage" in chunk], made
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_replica_dies_anywhere(kind):
+    """At each event and inside of one, at the head, twice in a row: one stream, nothing twice."""
+    path, body = BODIES[kind]
+    status, _, content = sent(Replicas([app()], []), path, body)
+    assert status == 200
+    whole = told(content)
+    assert all(len(one[4]) == 1 for one in whole[1].values())
+    ends, at = [], 0
+    for event in Events().add(content):
+        ends.append(at := at + len(event))
+    places = {0, 1, ends[-1] - 1, *ends[:3], ends[len(ends) // 2] - 7, *ends[-4:]}
+    for number, place in enumerate(sorted(places - {ends[-1]})):
+        dies: list[Any] = [place] if number % 2 else [place, 0, Lost("killed"), 900, Full("full")]
+        replicas = Replicas([app(), app(room=False)], dies)
+        status, _, content = sent(replicas, path, body)
+        assert status == 200 and told(content) == whole, (kind, place)
+        # The chunks of a stream depend on the clock, so its end may be elsewhere now.
+        assert len(replicas.calls) > 1 or place > 0.7 * ends[-1]
+
+
+def test_a_seed_is_drawn_once_and_tokens_are_drafts():
+    """A request without a seed goes on with that of its first replica; so does one with an id."""
+    body = {name: value for name, value in ASK.items() if name != "seed"}
+    body |= {"ignore_eos": True, "max_tokens": 60, "speculation": {"drafter": "none"}}
+    replicas = Replicas([app()], [900])
+    _, headers, content = sent(replicas, PATH, body, {"x-request-id": "mine"})
+    assert headers["x-request-id"] == "mine" and b'"id": "cmpl-mine"' in content
+    first, second = (json.loads(call.body) for call in replicas.calls)
+    assert first["seed"] == second["seed"]
+    text = told(content)[1][0]
+    known = second["resume"]["token_ids"][0]
+    assert 0 < len(known) < len(text[1]) and text[1][: len(known)] == known
+    assert replicas.calls[1].headers["last-event-id"].split(".")[3].startswith(f"{len(known)}-")
+    # The client itself comes back with the id of an event, and this replica dies, too.
+    events = [one for one in Events().add(content) if one.startswith(b"id: ")]
+    name = events[1].decode().split("\n")[0][4:]
+    again = Replicas([app()], [700])
+    status, _, rest = sent(again, PATH, body, {"last-event-id": name, "x-request-id": "mine"})
+    assert status == 200 and len(again.calls) == 2
+    later = told(rest)[1][0]
+    assert told(b"".join(events[:2]) + b"data: [DONE]\n\n")[1][0][0] + later[0] == text[0]
+
+
+def test_other_weights_are_found():
+    """Planted: the replica that goes on has other weights.  The stream ends with an error."""
+    one = engine()
+    params = jax.tree.map(lambda x: x[..., ::-1], one.target.params)
+    target = dataclasses.replace(one.target, params=params)
+    whole = told(sent(Replicas([app()], []), PATH, ASK)[2])[1][0]
+    with Engine(target, {}, slots=1, capacity=64, chunk=16) as planted:
+        other = make_app(planted, Limits())
+        body = {**ASK, "speculation": {"drafter": "none"}}
+        status, _, content = sent(Replicas([app(), other, other, other], [1100]), PATH, body)
+        assert status == 200
+        *chunks, error, done = content.decode().split("\n\n")[:-1]
+        assert done == "data: [DONE]" and json.loads(error[6:])["error"]["code"] == 409
+        assert "weights" in error
+        tokens = [t for x in chunks for t in
+                  json.loads(x.split("data: ")[1])["choices"][0]["token_ids"]]  # fmt: skip
+        assert tokens and whole[1][: len(tokens)] == tokens
+        # If a replica with the same weights is left, it goes on.
+        replicas = Replicas([app(), other, app()], [1100])
+        assert told(sent(replicas, PATH, body)[2])[1][0] == whole
+
+
+def test_what_is_not_resumed():
+    """Whole answers are made again; a full queue is 429; nobody there is 503; errors pass."""
+    body = {**ASK, "stream": False}
+    replicas = Replicas([app()], [10, Lost("killed")])
+    status, _, content = sent(replicas, PATH, body)
+    answer = json.loads(content)
+    assert (status, len(replicas.calls)) == (200, 3)
+    assert (
+        answer["choices"][0]["token_ids"]
+        == told(sent(Replicas([app()], []), PATH, ASK)[2])[1][0][1]
+    )
+    for asked in (ASK, body):
+        status, headers, content = sent(Replicas([app()], [Full("too many")]), PATH, asked)
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert json.loads(content)["error"]["type"] == "rate_limit_error"
+    status, _, content = sent(Replicas([app()], [Lost("gone")] * 99), PATH, ASK)
+    assert status == 503 and b"gone" in content
+    status, _, content = sent(Replicas([app()], []), PATH, {**ASK, "top_p": 2.0})
+    assert status == 400 and b"top_p" in content
+    status, _, content = sent(Replicas([app()], []), PATH, ASK, {"x-request-id": "a b"})
+    assert status == 400 and b"X-Request-Id" in content
+
+
+def test_an_engine_that_stops_is_a_replica_that_dies():
+    """Its stream has an error of the status 503, after which another replica goes on."""
+    target, _ = serving.models()
+    sizes = {"capacity": 64, "chunk": 16, "constraint_size": (256, 160)}
+    with Engine(target, {}, slots=1, **sizes) as short:
+        stopping = make_app(short, Limits())
+        body = {**ASK, "speculation": {"drafter": "none"}, "max_tokens": 40, "ignore_eos": True}
+        whole = told(sent(Replicas([app()], []), PATH, body)[2])
+
+        class Stops(Replicas):
+            async def _parts(self, call: Call, number: int) -> AsyncGenerator[Head | bytes, None]:
+                count = 0
+                async for part in super()._parts(call, number):
+                    yield part
+                    count += 1
+                    if number == 0 and count == 2:
+                        await asyncio.to_thread(short.close, False)
+
+        replicas = Stops([stopping, app()], [])
+        content = sent(replicas, PATH, body)[2]
+        assert b'"error"' not in content, content[-600:]
+        assert told(content) == whole
+        assert len(replicas.calls) == 2
+
+
+def test_a_client_that_goes_away_frees_its_slot():
+    async def leave() -> None:
+        ingress = make_ingress(Replicas([app()], []).ask)
+        body = {**ASK, "max_tokens": 100, "ignore_eos": True, "n": 3}
+        parts = answers(ingress, Call("POST", PATH, {}, json.dumps(body).encode()))
+        await anext(parts)
+        await anext(parts)
+        await parts.aclose()
+
+    cancelled = engine().load().cancelled
+    asyncio.run(leave())
+    for _ in range(200):
+        load = engine().load()
+        if load.running == load.waiting == 0:
+            break
+        asyncio.run(asyncio.sleep(0.05))
+    assert (load.running, load.waiting) == (0, 0) and load.cancelled > cancelled
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [({"replicas": 0}, "replicas=0"), ({"most": 1}, "most=1"), ({"router": "any"}, "router='any'"),
+     ({"drain": -1}, "drain=-1"), ({"cpus": "2"}, "cpus='2'"), ({"engine": 3}, "engine=3")],
+)  # fmt: skip
+def test_layouts_that_cannot_be(fields, word):
+    made: dict[str, Any] = {"engine": engine, "replicas": 2, **fields}
+    with pytest.raises(ValueError, match=word):
+        Fleet(**made)
+
+
+def test_prompts_of_routers():
+    """Never empty, since Ray's router divides by the length."""
+    kinds: dict[str, Callable[[], object]] = {
+        "def": lambda: {"prompt": "def"}, "[1, 2]": lambda: {"prompt": [1, 2]},
+        "-": lambda: {"prompt": ""}, '[{"role"': lambda: CHAT,
+    }  # fmt: skip
+    for start, make in kinds.items():
+        assert prompt_of(make()).startswith(start)
+    assert prompt_of(None) == "-" and len(prompt_of({"prompt": "a" * 10**6})) == 4096
+
+
+def test_a_fleet_that_stops_finishes_its_streams():
+    """What has begun goes on; what is new gets 503, and so does the probe of readiness."""
+    whole = told(sent(Replicas([app()], []), PATH, ASK)[2])
+    ingress = make_ingress(Replicas([app()], []).ask)
+    state = ingress.state.ingress
+
+    async def all_of_it() -> None:
+        call = Call("POST", PATH, {}, json.dumps(ASK).encode())
+        begun = answers(ingress, call)
+        first = [await anext(begun), await anext(begun)]
+        assert state.running == 1
+        state.draining = True
+        for new in (call, Call("GET", "/ready", {})):
+            head = await anext(answers(ingress, new))
+            assert isinstance(head, Head) and head.status == 503
+        rest = [part async for part in begun]
+        content = b"".join(x for x in [*first, *rest] if isinstance(x, bytes))
+        assert told(content) == whole
+        assert state.running == 0
+
+    asyncio.run(all_of_it())

@@ -1,0 +1,68 @@
+"""A fleet in Ray Serve whose replicas are killed, and workers of Ray Data: the campaigns, small."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+import fleet_rows  # noqa: E402
+import fleets  # noqa: E402
+from command_line import ROOT, TINY  # noqa: E402
+
+from specjax.training.jobs import generate  # noqa: E402
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+# Ray's own warnings are not ours: sockets and processes that it leaves to the end of the process.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("router", ["prefix", "spread"])
+def test_streams_survive_replicas(port, router):
+    counts, wrong = fleets.campaign(
+        requests=60,
+        rounds=12,
+        replicas=2,
+        kill_every=3,
+        model="tables",
+        router=router,
+        port=port,
+        seed=5,
+    )
+    assert wrong == []
+    assert counts["replicas killed"] and counts["resumed"] and not counts["lost"]
+
+
+def test_other_weights_are_found(port):
+    """Planted: each replica has weights of its own, so no stream may go on elsewhere."""
+    counts, wrong = fleets.campaign(
+        requests=40, rounds=12, replicas=2, kill_every=3, model="tables", planted=True, port=port
+    )
+    assert wrong == []
+    assert counts["streams that ended with an error"] == counts["lost"] > 0
+
+
+def test_rows_survive_workers():
+    counts = fleet_rows.campaign(count=400, kills=2, workers=2, every=6, part=8)
+    assert counts["differences"] == 0 and counts["workers killed"] == 2
+
+
+def test_a_dataset_of_several_workers_is_that_of_one(tmp_path):
+    given = ["--target", str(TINY / "target"), "--data", str(ROOT / "specjax" / "rules"),
+             "--sequences", "10", "--prompt-tokens", "8", "--max-new-tokens", "12",
+             "--batch-size", "4"]  # fmt: skip
+    one, several = tmp_path / "one", tmp_path / "several"
+    generate.main([*given, "--out", str(one)])
+    generate.main([*given, "--out", str(several), "--ray-workers", "2"])
+    shards = sorted(path.name for path in one.glob("*.safetensors"))
+    assert len(shards) == 3
+    for name in [*shards, "text.jsonl", "dataset.json"]:
+        assert (one / name).read_bytes() == (several / name).read_bytes()
