@@ -6,6 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
+    from specjax.caches.going_back import kept, restored
     from specjax.caches.hybrid import Both, HybridCache, Written
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
     from specjax.caches.layer_state import (
@@ -61,9 +62,11 @@ __all__ = [
     "in_chunks",
     "in_pages",
     "is_paged",
+    "kept",
     "pools_of",
     "read_prompt",
     "replayed",
+    "restored",
     "stage",
     "visible_slots",
     "with_node",
