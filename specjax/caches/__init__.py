@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         with_node,
     )
     from specjax.caches.pages import (
+        Paged,
         PagedCache,
         Pages,
         Pool,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         in_pages,
         is_paged,
         pools_of,
+        slots_of,
         with_pages,
         with_table,
         without_pages,
@@ -46,6 +48,7 @@ __all__ = [
     "KVCache",
     "LayerState",
     "Memory",
+    "Paged",
     "PagedCache",
     "Pages",
     "Pool",
@@ -67,6 +70,7 @@ __all__ = [
     "read_prompt",
     "replayed",
     "restored",
+    "slots_of",
     "stage",
     "visible_slots",
     "with_node",

@@ -193,6 +193,11 @@ class KVCache(Cache):
         """Returns the cache of a single layer."""
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
 
+    def whole(self) -> tuple[Array, Array]:
+        """Returns the keys and values of a single layer, as attention reads them."""
+        (keys,), (values,) = self.keys, self.values
+        return keys, values
+
     def with_layers(self, layers: Sequence[tuple[Array, Array]]) -> Self:
         """Returns this cache with the keys and values of each layer, as `stage` returned them."""
         keys, values = zip(*layers, strict=True) if layers else ((), ())

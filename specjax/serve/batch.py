@@ -60,6 +60,9 @@ MOST_STEPS = 32
 _EMPTY_TURNS = 9
 """The number of empty turns that are timed."""
 
+SNAPSHOTS = 2
+"""The snapshots of prompts that an engine keeps, in those that its slots hold (2)."""
+
 _COUNTS = len(dataclasses.fields(Stats))
 
 
@@ -124,6 +127,7 @@ class Device:
         self._peek = jax.jit(functools.partial(_peek, MOST_STEPS * (several.max_depth + 1)))
         self._recorded = jax.jit(_recorded)
         self._copy = jax.jit(self._copied if pages is None else self._first)
+        self._snapshot = jax.jit(lambda reading: jax.tree.map(jnp.copy, reading))
         self._copy_page = jax.jit(copied_page, donate_argnums=0)
         self._clear = jax.jit(cleared, donate_argnums=0)
         # The sum keeps a table where it was, so that no other program is compiled for it.
@@ -153,11 +157,21 @@ class Device:
 
     @functools.cached_property
     def copies(self) -> bool:
-        """True if the first tokens of a slot can be copied instead of read again."""
+        """True if the first tokens of a prompt need not be read again."""
+        if self.pages is None:
+            return self.cuts
+        return not self.pages.partly
+
+    @functools.cached_property
+    def cuts(self) -> bool:
+        """True if the first tokens of a reading can be cut out of it; else snapshots are kept."""
         reading = self._empty.eval_shape(self.params)
-        if self.pages is not None and self.pages.partly:
-            return False
         return jax.eval_shape(self._reader.first, reading, np.int32(0)) is not None
+
+    @property
+    def snapshots(self) -> int | None:
+        """The most snapshots of prompts that are kept; None if none are needed."""
+        return SNAPSHOTS * self.slots if self.copies and not self.cuts else None
 
     @functools.cached_property
     def lags(self) -> list[int]:
@@ -166,7 +180,13 @@ class Device:
         if not self.copies:
             return [0] * len(self.several.parts)
         count = self.pages.step(self.chunk)
-        first = self._copy(self.empty(), np.int32(count))
+        if self.cuts:
+            first = self._copy(self.empty(), np.int32(count))
+        else:
+            first, every = self.empty(), frozenset(range(len(self.several.parts)))
+            for at in range(0, count, self.chunk):
+                tokens = np.zeros(min(self.chunk, count - at), np.int32)
+                first = self.read(first, tokens, at, self.chunk, every)
         return [max([0, *(count - x.length[0].item() for x in caches(own))]) for own in first.own]
 
     def start(self, row: Row) -> None:
@@ -191,6 +211,7 @@ class Device:
             if self.copies:
                 self.first(reading, 0, table[0])
                 self.copy_page(0, 0)
+                self.snapshot(reading)
         elif self.copies:
             self.copy(0, 0)
         # Twice on a mesh: XLA may write the shardings of its first results in another way.
@@ -232,10 +253,15 @@ class Device:
         """Returns the reading of a row after the first `count` tokens of another one's prompt.
 
         Args:
-          reading: of that prompt; it can be used again.
+          reading: of that prompt, or the snapshot after these tokens; it can be used again.
           table: [T], the pages of the row.
         """
-        return self.place_reading(self._copy(reading, np.int32(count)), table)
+        first = self._copy(reading, np.int32(count)) if self.cuts else self.snapshot(reading)
+        return self.place_reading(first, table)
+
+    def snapshot(self, reading: Reading) -> Reading:
+        """Returns a copy of a reading, without its pages; reading on donates the original."""
+        return self._snapshot(reading)
 
     def clear(self, pages: list[int]) -> None:
         """Writes zeros into pages that were somebody else's."""
@@ -307,6 +333,8 @@ class Device:
             needed += device_bytes(jax.eval_shape(self._pools), None)
             tokens = self.pages.count * self.pages.page
             what, smaller = f"{what} and caches of {tokens}", "a smaller cache_tokens="
+            if self.snapshots is not None:
+                needed += self.snapshots * device_bytes(reading, None)
         cure = (
             f"make the engine with fewer slots=, {smaller} or fewer drafters, load the "
             "models in bfloat16, or split them over several devices with mesh="
@@ -402,7 +430,7 @@ class Device:
         programs = (
             self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
             self._end, self._resumed, self._tile, self._copy_page, self._clear,
-            self._tables,
+            self._tables, self._snapshot,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
 
