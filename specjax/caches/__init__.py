@@ -35,11 +35,20 @@ if TYPE_CHECKING:
     )
     from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
     from specjax.caches.recurrent import RecurrentCache
+    from specjax.caches.rounded import (
+        CACHE_DTYPES,
+        as_read,
+        is_rounded,
+        read_size,
+        stored,
+        stored_size,
+    )
     from specjax.caches.sliding_window import WindowedCache
 
 __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
+    "CACHE_DTYPES",
     "CHUNK",
     "SPARE_SLOTS",
     "Both",
@@ -57,6 +66,7 @@ __all__ = [
     "WindowedCache",
     "Written",
     "advanced",
+    "as_read",
     "can_have_pages",
     "cleared",
     "copied_page",
@@ -65,13 +75,17 @@ __all__ = [
     "in_chunks",
     "in_pages",
     "is_paged",
+    "is_rounded",
     "kept",
     "pools_of",
     "read_prompt",
+    "read_size",
     "replayed",
     "restored",
     "slots_of",
     "stage",
+    "stored",
+    "stored_size",
     "visible_slots",
     "with_node",
     "with_pages",

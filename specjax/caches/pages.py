@@ -24,6 +24,7 @@ from jax.typing import DTypeLike
 from specjax import kernels
 from specjax._internal.platforms import on_cpu
 from specjax.caches.kv import KVCache
+from specjax.caches.rounded import is_rounded, stored
 from specjax.caches.sliding_window import WindowedCache
 
 _T = TypeVar("_T")
@@ -73,7 +74,7 @@ class Pages:
 
     def write(self, new: Array, start: Array) -> Pages:
         """Writes `new` [B, K, N, D] at slots start[b] ... of each row."""
-        new = new.astype(self.dtype)
+        new = stored(new, self.dtype)
         if kernels.writes_pages(self.pool):
             pool = on_cpu(kernels.write_pages, _scatter, self.pool, new, self.table, start)
         else:
@@ -102,9 +103,10 @@ def _scatter(pool: Array, new: Array, table: Array, start: Array) -> Array:
 
 
 def _words(x: Array) -> Array:
-    """Returns 16-bit numbers as integers; XLA:CPU would convert all pages to float32 and back."""
-    halves = x.dtype in (jnp.bfloat16, jnp.float16)
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if halves else x
+    """Returns short numbers as integers; XLA:CPU would convert all pages to float32 and back."""
+    if x.dtype in (jnp.bfloat16, jnp.float16):
+        return jax.lax.bitcast_convert_type(x, jnp.uint16)
+    return jax.lax.bitcast_convert_type(x, jnp.uint8) if is_rounded(x.dtype) else x
 
 
 def _numbers_of(words: Array, like: Array) -> Array:
@@ -179,6 +181,7 @@ class PagedWindows(WindowedCache):
 
 
 Paged = PagedCache | PagedWindows
+"""A cache in which some layers have pages."""
 
 
 def _ring(cache: KVCache, index: int) -> int | None:

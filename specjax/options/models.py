@@ -103,6 +103,11 @@ class ModelOptions(Options):
         "float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16), or int4 for the "
         "matrices of linear maps",
     )
+    cache_dtype: str | None = option(
+        None,
+        "int8 or float8: the target's keys and values take 8 bits, rounded token by token, and "
+        "texts are those of the rounded cache",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +212,7 @@ def load_models(
         )
     )
     with progress("loading"):
-        target = specjax.load(folder, dtype, mesh=mesh, lora=lora)
+        target = specjax.load(folder, dtype, cache_dtype=options.cache_dtype, mesh=mesh, lora=lora)
         target = specjax.quantise(target) if in_int8 else target
         model = None if draft is None else _draft(draft, dtype, draft_mesh or mesh, split)
         if model is not None and options.draft_vocab is not None:

@@ -25,6 +25,12 @@ PAGE, CHUNK = 16, 16
 
 @functools.cache
 def target(kind: str) -> LanguageModel:
+    kind, _, rounded = kind.partition(" in ")
+    if rounded:
+        plain = target(kind)
+        assert isinstance(plain.model, specjax.LinenModel)
+        model = dataclasses.replace(plain.model, cache_dtype=rounded)
+        return dataclasses.replace(plain, model=model)
     if kind == "latent":
         return LanguageModel(latent_model.model(), latent_model.weights(), None, (), kind)
     if kind == "rings":
@@ -50,7 +56,9 @@ def made(served: Served) -> Any:
     return served.tokens, served.guesses, served.stats
 
 
-@pytest.mark.parametrize("kind", ["latent", "rings", "states"])
+@pytest.mark.parametrize(
+    "kind", ["latent", "rings", "states", "latent in float8", "rings in int8", "states in int8"]
+)
 def test_texts_are_those_without_pages(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prefill, "CHUNK", CHUNK)
     model = target(kind)
