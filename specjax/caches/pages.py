@@ -42,6 +42,8 @@ class Pages:
 
     pool: Array  # [P, K, page, D]
     table: Array  # [B, T] int32
+    # True on a mesh, where no kernel of our own writes.
+    split: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def page(self) -> int:
@@ -75,7 +77,7 @@ class Pages:
     def write(self, new: Array, start: Array) -> Pages:
         """Writes `new` [B, K, N, D] at slots start[b] ... of each row."""
         new = stored(new, self.dtype)
-        if kernels.writes_pages(self.pool):
+        if not self.split and kernels.writes_pages(self.pool):
             pool = on_cpu(kernels.write_pages, _scatter, self.pool, new, self.table, start)
         else:
             pool = _scatter(self.pool, new, self.table, start)
@@ -149,7 +151,8 @@ class PagedCache(KVCache):
     def whole(self) -> tuple[Pages, Pages]:  # type: ignore[override]
         (keys,), (values,) = self.keys, self.values
         assert self.table is not None
-        return Pages(keys, self.table), Pages(values, self.table)
+        split = self.sharding is not None
+        return Pages(keys, self.table, split), Pages(values, self.table, split)
 
 
 @struct.dataclass
@@ -198,12 +201,12 @@ def is_paged(x: object) -> bool:
 def can_have_pages(tree: object) -> bool:
     """Returns whether every KV cache in `tree` can have pages.
 
-    Caches on a mesh, and caches of models that do not take `Pages` cannot.
+    Caches of models that do not take `Pages` cannot.
     """
     leaves = jax.tree.leaves(tree, is_leaf=_is_cache)
     caches = [leaf for leaf in leaves if _is_cache(leaf)]
     kinds = KVCache, WindowedCache
-    return all(type(x) in kinds and x.sharding is None and x.may_have_pages for x in caches)
+    return all(type(x) in kinds and x.may_have_pages for x in caches)
 
 
 def slots_of(tree: object) -> int:

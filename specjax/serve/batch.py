@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 
 from specjax.caches import (
     Pool,
@@ -45,7 +46,15 @@ from specjax.caches import (
     without_pages,
 )
 from specjax.decoding import Decoder, Logprobs, RowInputs, begin
-from specjax.parallel import device_bytes, devices_of, require, row_parts
+from specjax.parallel import (
+    constrain_like,
+    device_bytes,
+    devices_of,
+    layout,
+    require,
+    row_parts,
+    shard_pages,
+)
 from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
 from specjax.serve.page_sizes import PageSizes, caches
@@ -120,6 +129,7 @@ class Device:
         self._reader = Reader(decoder.target, several, decoder.capacity, chunk)
         self.pages = pages
         self.pools: list[Pool] = []
+        self._at: tuple[NamedSharding | None, ...] | None = None  # where the pools are
         self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
         self._read = jax.jit(self._read_on, donate_argnums=(1, 2))
@@ -128,10 +138,18 @@ class Device:
         self._recorded = jax.jit(_recorded)
         self._copy = jax.jit(self._copied if pages is None else self._first)
         self._snapshot = jax.jit(lambda reading: jax.tree.map(jnp.copy, reading))
-        self._copy_page = jax.jit(copied_page, donate_argnums=0)
-        self._clear = jax.jit(cleared, donate_argnums=0)
+        self._copy_page = jax.jit(
+            lambda pools, *pages: constrain_like(copied_page(pools, *pages), self._at),
+            donate_argnums=0,
+        )
+        self._clear = jax.jit(
+            lambda pools, *pages: constrain_like(cleared(pools, *pages), self._at), donate_argnums=0
+        )
         # The sum keeps a table where it was, so that no other program is compiled for it.
-        self._tables = jax.jit(lambda old, table, uses: old * 0 + jnp.where(uses, table, 0))
+        self._tables, self._table = (
+            jax.jit(lambda old, table, uses, at=at: at(old * 0 + jnp.where(uses, table, 0)))
+            for at in (self._places.rows, self._places.one)
+        )
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
         self._resumed = jax.jit(
             lambda waiting, before, done: self._places.rows(jnp.where(waiting, before, done))
@@ -193,6 +211,7 @@ class Device:
         """Makes the batch, and compiles every program, with `row` as an example of a request."""
         if self.pages is not None:
             self.pools = jax.jit(self._pools)()
+            self._at = layout(self.pools)
         reading = self.empty()
         for width in widths(self.chunk):
             reading = self.read(reading, np.zeros(width, np.int32), 0, width, frozenset())
@@ -247,7 +266,7 @@ class Device:
 
     def place_reading(self, reading: Reading, table: np.ndarray) -> Reading:
         """Returns a reading whose row has the pages `table` [T]."""
-        return with_table(reading, lambda old: self._tables(old, table, True))
+        return with_table(reading, lambda old: self._table(old, table, True))
 
     def first(self, reading: Reading, count: int, table: np.ndarray) -> Reading:
         """Returns the reading of a row after the first `count` tokens of another one's prompt.
@@ -430,7 +449,7 @@ class Device:
         programs = (
             self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
             self._end, self._resumed, self._tile, self._copy_page, self._clear,
-            self._tables, self._snapshot,
+            self._tables, self._table, self._snapshot,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
 
@@ -455,7 +474,7 @@ class Device:
     ) -> tuple[Reading, list[Pool]]:
         read = self._reader.read(params, with_pages(reading, pools), *chunk)
         reading, pools = without_pages(read)
-        return self._places.reading(reading), pools
+        return self._places.reading(reading), constrain_like(pools, self._at)
 
     def _reading(self, params: Params) -> Reading:
         """Returns the reading of a row before its prompt."""
@@ -464,9 +483,14 @@ class Device:
 
     def _pools(self) -> list[Pool]:
         assert self.pages is not None
-        reading = jax.eval_shape(self._reader.empty, self.params)
-        parts = reading.cache, *(reading.own[n] for n in self.pages.parts)
-        return pools_of(parts, self.pages.page, self.pages.count + 1)
+        reading, places = jax.eval_shape(self._reader.empty, self.params), self._places
+        parts = [(reading.cache, places.target)]
+        parts += [(reading.own[n], places.parts[n]) for n in self.pages.parts]
+        pools = []
+        for part, split in parts:
+            made = pools_of(part, self.pages.page, self.pages.count + 1)
+            pools += shard_pages(made, places.mesh, split)
+        return pools
 
     def _begun(
         self,

@@ -65,8 +65,8 @@ class PageSizes:
         if not (slots_of(reading.cache) and can_have_pages(reading.cache)):
             raise ValueError(
                 f"cache_tokens={tokens}, and the cache of {name} cannot have pages: it has only "
-                "rings of sliding windows or states, is on a mesh, or is one of your own; leave "
-                "cache_tokens out, and each slot has room for capacity= tokens"
+                "rings of sliding windows or states, or is one of your own; leave cache_tokens "
+                "out, and each slot has room for capacity= tokens"
             )
         parts = tuple(n for n in range(len(reading.own)) if _follows(reader, reading, n))
         pieces = [slots_of(reading.cache), *(slots_of(own) for own in reading.own)]
