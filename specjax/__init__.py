@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from specjax.decoding import Decoder, Logprobs, eos_of_rows
     from specjax.drafters import adaptive, cost_aware, load_drafter, load_mtp, save_drafter
     from specjax.files import load, save
-    from specjax.generation import Output, Request, TextStream, generate, tune
+    from specjax.generation import (
+        Output,
+        Request,
+        Session,
+        TextStream,
+        generate,
+        tune,
+    )
     from specjax.methods import (
         PROPOSERS,
         BlockDraftSource,
@@ -151,6 +158,7 @@ __all__ = [
     "Report",
     "Request",
     "Sampling",
+    "Session",
     "StaticTree",
     "StepInfo",
     "SyntheticAcceptance",

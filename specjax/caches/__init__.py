@@ -6,6 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
+    from specjax.caches.going_back import kept, restored
     from specjax.caches.hybrid import Both, HybridCache, Written
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
     from specjax.caches.layer_state import (
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         with_node,
     )
     from specjax.caches.pages import (
+        Paged,
         PagedCache,
         Pages,
         Pool,
@@ -26,17 +28,27 @@ if TYPE_CHECKING:
         in_pages,
         is_paged,
         pools_of,
+        slots_of,
         with_pages,
         with_table,
         without_pages,
     )
     from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
     from specjax.caches.recurrent import RecurrentCache
+    from specjax.caches.rounded import (
+        CACHE_DTYPES,
+        as_read,
+        is_rounded,
+        read_size,
+        stored,
+        stored_size,
+    )
     from specjax.caches.sliding_window import WindowedCache
 
 __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
+    "CACHE_DTYPES",
     "CHUNK",
     "SPARE_SLOTS",
     "Both",
@@ -45,6 +57,7 @@ __all__ = [
     "KVCache",
     "LayerState",
     "Memory",
+    "Paged",
     "PagedCache",
     "Pages",
     "Pool",
@@ -53,6 +66,7 @@ __all__ = [
     "WindowedCache",
     "Written",
     "advanced",
+    "as_read",
     "can_have_pages",
     "cleared",
     "copied_page",
@@ -61,10 +75,17 @@ __all__ = [
     "in_chunks",
     "in_pages",
     "is_paged",
+    "is_rounded",
+    "kept",
     "pools_of",
     "read_prompt",
+    "read_size",
     "replayed",
+    "restored",
+    "slots_of",
     "stage",
+    "stored",
+    "stored_size",
     "visible_slots",
     "with_node",
     "with_pages",

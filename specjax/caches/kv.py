@@ -29,6 +29,7 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from specjax._internal.platforms import by_platform, on_gpu, platform_of_shapes
+from specjax.caches.rounded import CACHE_DTYPES, stored, stored_size
 from specjax.contract import Cache
 from specjax.kernels import MOST_TOKENS
 
@@ -57,7 +58,7 @@ def stage(
       spare: slot start[b] + N exists too, and may be overwritten.
       words: write 16-bit numbers of a single row as integers on a CPU, like those of several rows.
     """
-    new = new.astype(buffer.dtype)
+    new = stored(new, buffer.dtype)
     by_slices = sharding is None and len(buffer) <= _UNROLLED_ROWS
     by_rows = functools.partial(_write_rows, sharding=sharding)
     write = _write_slices if by_slices else by_rows
@@ -181,6 +182,16 @@ class KVCache(Cache):
 
         return cls(leaves(1), leaves(2), jnp.zeros(batch, jnp.int32))
 
+    def rounded(self, name: str) -> Self:
+        """Returns this empty cache with keys and values in 8 bits, one of `CACHE_DTYPES`."""
+        dtype = CACHE_DTYPES[name]
+
+        def zeros(x: Array) -> Array:
+            return jnp.zeros((*x.shape[:3], stored_size(x.shape[3], dtype)), dtype)
+
+        keys, values = jax.tree.map(zeros, (self.keys, self.values))
+        return dataclasses.replace(self, keys=keys, values=values, by_kernel=False)
+
     @property
     def capacity(self) -> int:
         """S, the number of slots of the first layer."""
@@ -192,6 +203,11 @@ class KVCache(Cache):
     def layer(self, index: int) -> Self:
         """Returns the cache of a single layer."""
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
+
+    def whole(self) -> tuple[Array, Array]:
+        """Returns the keys and values of a single layer, as attention reads them."""
+        (keys,), (values,) = self.keys, self.values
+        return keys, values
 
     def with_layers(self, layers: Sequence[tuple[Array, Array]]) -> Self:
         """Returns this cache with the keys and values of each layer, as `stage` returned them."""

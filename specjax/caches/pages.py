@@ -24,6 +24,8 @@ from jax.typing import DTypeLike
 from specjax import kernels
 from specjax._internal.platforms import on_cpu
 from specjax.caches.kv import KVCache
+from specjax.caches.rounded import is_rounded, stored
+from specjax.caches.sliding_window import WindowedCache
 
 _T = TypeVar("_T")
 
@@ -40,6 +42,8 @@ class Pages:
 
     pool: Array  # [P, K, page, D]
     table: Array  # [B, T] int32
+    # True on a mesh, where no kernel of our own writes.
+    split: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def page(self) -> int:
@@ -72,8 +76,8 @@ class Pages:
 
     def write(self, new: Array, start: Array) -> Pages:
         """Writes `new` [B, K, N, D] at slots start[b] ... of each row."""
-        new = new.astype(self.dtype)
-        if kernels.writes_pages(self.pool):
+        new = stored(new, self.dtype)
+        if not self.split and kernels.writes_pages(self.pool):
             pool = on_cpu(kernels.write_pages, _scatter, self.pool, new, self.table, start)
         else:
             pool = _scatter(self.pool, new, self.table, start)
@@ -101,9 +105,10 @@ def _scatter(pool: Array, new: Array, table: Array, start: Array) -> Array:
 
 
 def _words(x: Array) -> Array:
-    """Returns 16-bit numbers as integers; XLA:CPU would convert all pages to float32 and back."""
-    halves = x.dtype in (jnp.bfloat16, jnp.float16)
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if halves else x
+    """Returns short numbers as integers; XLA:CPU would convert all pages to float32 and back."""
+    if x.dtype in (jnp.bfloat16, jnp.float16):
+        return jax.lax.bitcast_convert_type(x, jnp.uint16)
+    return jax.lax.bitcast_convert_type(x, jnp.uint8) if is_rounded(x.dtype) else x
 
 
 def _numbers_of(words: Array, like: Array) -> Array:
@@ -129,7 +134,7 @@ class PagedCache(KVCache):
 
     def stage(self, keys: Array, values: Array) -> tuple[Pages, Pages]:  # type: ignore[override]
         """Stages new keys and values [B, K, N, D] of a single layer; returns all of them."""
-        mine, yours = self._layer()
+        mine, yours = self.whole()
         return mine.write(keys, self.length), yours.write(values, self.length)
 
     def with_layers(self, layers: Sequence[tuple[Pages, Pages]]) -> Self:  # type: ignore[override]
@@ -140,28 +145,77 @@ class PagedCache(KVCache):
 
     def _keep(self, path: Array) -> tuple[Pages, Pages]:  # type: ignore[override]
         slots = self.length[:, None] + path
-        keys, values = (part.at(slots) for part in self._layer())
+        keys, values = (part.at(slots) for part in self.whole())
         return self.stage(keys, values)
 
-    def _layer(self) -> tuple[Pages, Pages]:
+    def whole(self) -> tuple[Pages, Pages]:  # type: ignore[override]
         (keys,), (values,) = self.keys, self.values
         assert self.table is not None
-        return Pages(keys, self.table), Pages(values, self.table)
+        split = self.sharding is not None
+        return Pages(keys, self.table, split), Pages(values, self.table, split)
+
+
+@struct.dataclass
+class PagedWindows(WindowedCache):
+    """A `WindowedCache` whose rings stay by row, and whose other layers have pages."""
+
+    table: Array | None = None  # [B, T] int32
+    page: int = struct.field(pytree_node=False, default=0)  # slots
+
+    @property
+    def capacity(self) -> int:
+        assert self.table is not None
+        return self.table.shape[1] * self.page
+
+    def layer(self, index: int) -> Any:
+        """Returns the cache of a single layer, with pages or with a ring."""
+        one = slice(index, index + 1)
+        of = self.keys[one], self.values[one], self.length, self.sharding, self.by_kernel
+        if _ring(self, index) is None:
+            return PagedCache(*of, table=self.table, page=self.page)
+        return WindowedCache(*of, windows=self.windows[one], rings=self.rings[one])
+
+    def with_layers(self, layers: Sequence[tuple[Any, Any]]) -> Self:
+        def arrays(parts: Sequence[Any]) -> tuple[Array, ...]:
+            return tuple(x.pool if isinstance(x, Pages) else x for x in parts)
+
+        keys, values = zip(*layers, strict=True)
+        return dataclasses.replace(self, keys=arrays(keys), values=arrays(values))
+
+
+Paged = PagedCache | PagedWindows
+"""A cache in which some layers have pages."""
+
+
+def _ring(cache: KVCache, index: int) -> int | None:
+    """Returns the slots of the ring of a layer, or None if it holds the whole text."""
+    rings = cache.rings if isinstance(cache, WindowedCache) else ()
+    return rings[index] if rings else None
 
 
 def is_paged(x: object) -> bool:
     """Returns whether `x` is a cache with pages, for `jax.tree.map(..., is_leaf=is_paged)`."""
-    return isinstance(x, PagedCache)
+    return isinstance(x, Paged)
 
 
 def can_have_pages(tree: object) -> bool:
     """Returns whether every KV cache in `tree` can have pages.
 
-    Rings, caches on a mesh, and caches of models that do not take `Pages` cannot.
+    Caches of models that do not take `Pages` cannot.
     """
     leaves = jax.tree.leaves(tree, is_leaf=_is_cache)
     caches = [leaf for leaf in leaves if _is_cache(leaf)]
-    return all(type(x) is KVCache and x.sharding is None and x.may_have_pages for x in caches)
+    kinds = KVCache, WindowedCache
+    return all(type(x) in kinds and x.may_have_pages for x in caches)
+
+
+def slots_of(tree: object) -> int:
+    """Returns the slots of the largest layer in `tree` that holds a whole text; 0 without any."""
+    caches = [x for x in jax.tree.leaves(tree, is_leaf=_is_cache) if _is_cache(x)]
+    return max(
+        (x.shape[2] for cache in caches for i, x in enumerate(cache.keys) if not _ring(cache, i)),
+        default=0,
+    )
 
 
 def in_pages(tree: _T, page: int, count: int) -> _T:
@@ -177,7 +231,11 @@ def in_pages(tree: _T, page: int, count: int) -> _T:
         if not _is_cache(x):
             return x
         table = jnp.zeros((len(x.length), count), jnp.int32)
-        return PagedCache((), (), x.length, table=table, page=page)
+        more: dict[str, Any] = {"table": table, "page": page}
+        if isinstance(x, WindowedCache):
+            more |= {"windows": x.windows, "rings": x.rings, "by_kernel": x.by_kernel}
+            return PagedWindows(_rings(x, x.keys), _rings(x, x.values), x.length, **more)
+        return PagedCache((), (), x.length, **more)
 
     return jax.tree.map(of, tree, is_leaf=_is_cache)
 
@@ -190,7 +248,17 @@ def pools_of(tree: object, page: int, count: int) -> list[Pool]:
         return tuple(jnp.zeros(shape, x.dtype) for shape, x in zip(shapes, leaves, strict=True))
 
     caches = [x for x in jax.tree.leaves(tree, is_leaf=_is_cache) if _is_cache(x)]
-    return [(zeros(cache.keys), zeros(cache.values)) for cache in caches]
+    return [(zeros(_whole(x, x.keys)), zeros(_whole(x, x.values))) for x in caches]
+
+
+def _whole(cache: KVCache, leaves: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Returns the keys or values of the layers without a ring."""
+    return tuple(x for i, x in enumerate(leaves) if _ring(cache, i) is None)
+
+
+def _rings(cache: KVCache, leaves: tuple[Array, ...]) -> tuple[Any, ...]:
+    """Returns the keys or values of all layers, None for those without a ring."""
+    return tuple(None if _ring(cache, i) is None else x for i, x in enumerate(leaves))
 
 
 def cleared(pools: list[Pool], pages: Array, count: Array) -> list[Pool]:
@@ -229,7 +297,9 @@ def without_pages(tree: _T) -> tuple[_T, list[Pool]]:
     def of(x: Any) -> Any:
         if not is_paged(x):
             return x
-        pools.append((x.keys, x.values))
+        pools.append((_whole(x, x.keys), _whole(x, x.values)))
+        if isinstance(x, PagedWindows):
+            return dataclasses.replace(x, keys=_rings(x, x.keys), values=_rings(x, x.values))
         return dataclasses.replace(x, keys=(), values=())
 
     return jax.tree.map(of, tree, is_leaf=is_paged), pools
@@ -239,9 +309,15 @@ def with_pages(tree: _T, pools: Sequence[Pool]) -> _T:
     """Returns `tree` with the pages of its caches, as `without_pages` returned them."""
     left = iter(pools)
 
-    def of(x: PagedCache) -> PagedCache:
+    def of(x: Any) -> Any:
         keys, values = next(left)
+        if isinstance(x, PagedWindows):
+            keys, values = _joined(x.keys, keys), _joined(x.values, values)
         return dataclasses.replace(x, keys=keys, values=values)
+
+    def _joined(rings: tuple[Any, ...], pools: tuple[Array, ...]) -> tuple[Array, ...]:
+        others = iter(pools)
+        return tuple(next(others) if ring is None else ring for ring in rings)
 
     return _map(of, tree)
 
@@ -251,7 +327,7 @@ def with_table(tree: _T, change: Callable[[Array | None], Array]) -> _T:
     return _map(lambda x: dataclasses.replace(x, table=change(x.table)), tree)
 
 
-def _map(change: Callable[[PagedCache], PagedCache], tree: _T) -> _T:
+def _map(change: Callable[[Any], Any], tree: _T) -> _T:
     return jax.tree.map(lambda x: change(x) if is_paged(x) else x, tree, is_leaf=is_paged)
 
 

@@ -26,6 +26,7 @@ from flax import struct
 from jax import Array
 
 from specjax.caches.kv import KVCache
+from specjax.caches.rounded import stored
 
 _NOWHERE = -(2**30)  # before every window
 
@@ -89,11 +90,12 @@ class WindowedCache(KVCache):
     def _rewrite(self, ring: int, margin: int, new: Array, buffer: Array) -> Array:
         slot = jnp.arange(buffer.shape[2]) - margin
         index = (slot - self.length[:, None]) % ring  # of the new token for each slot
+        new = stored(new, buffer.dtype)
         written = (index < new.shape[2]) & (slot >= 0) & (slot < ring)
         new = jnp.take_along_axis(
             new, jnp.minimum(index, new.shape[2] - 1)[:, None, :, None], axis=2
         )
-        buffer = jnp.where(written[:, None, :, None], new.astype(buffer.dtype), buffer)
+        buffer = jnp.where(written[:, None, :, None], new, buffer)
         if self.sharding is None:
             return buffer
         return jax.lax.with_sharding_constraint(buffer, self.sharding)

@@ -156,6 +156,18 @@ class Proposer(Part, Generic[ParamsT, StateT]):
         del state, count, last
         return None
 
+    def catch_up(self, params: ParamsT, state: StateT) -> StateT | None:
+        """Returns the state after steps as `read` leaves it, so that `read` can go on from it.
+
+        A proposer that leaves committed tokens unread until `propose` reads them here.
+
+        Returns:
+          The state, by default unchanged; None if `read` cannot go on after steps, the default
+            where a class has a `read` of its own.  Then a later turn reads its whole prompt.
+        """
+        del params
+        return state if type(self).read is Proposer.read else None
+
     def adapt(self, state: StateT, adapter: Array) -> StateT:
         """Returns the state of rows that draft with these adapters [B] of a bank, -1 for none.
 

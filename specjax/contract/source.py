@@ -40,6 +40,11 @@ class _Reads(Part, Generic[ParamsT, StateT]):
         del state, count, last
         return None
 
+    def catch_up(self, params: ParamsT, state: StateT) -> StateT | None:
+        """Returns the state after steps as `read` leaves it, as `Proposer.catch_up`."""
+        del params
+        return state if type(self).read is _Reads.read else None
+
     def adapt(self, state: StateT, adapter: Array) -> StateT:
         """Returns the state of rows with these adapters, as `Proposer.adapt`."""
         del adapter

@@ -65,6 +65,9 @@ class Wrapper(Proposer[ParamsT, StateT], Generic[ParamsT, StateT, _InnerT]):
     def truncate(self, state: StateT, count: Array, last: Array | None) -> StateT | None:
         return self.inner.truncate(state, count, last)
 
+    def catch_up(self, params: ParamsT, state: StateT) -> StateT | None:
+        return self.inner.catch_up(self.own(params), state)
+
     def adapt(self, state: StateT, adapter: Array) -> StateT:
         return self.inner.adapt(state, adapter)
 

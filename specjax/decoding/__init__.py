@@ -18,15 +18,19 @@ if TYPE_CHECKING:
         mean_accepted_length,
         summarize,
     )
+    from specjax.decoding.turns import WIDEST_TURN, Held, Turns
 
 __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
+    "WIDEST_TURN",
     "Decoder",
     "Guided",
+    "Held",
     "Logprobs",
     "RowInputs",
     "Summary",
+    "Turns",
     "Verification",
     "acceptance_rate",
     "begin",

@@ -210,16 +210,19 @@ class Decoder:
                 "padding row is its prompt_length"
             )
         eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
-        rule = None
-        if not jax.tree_util.all_leaves([self.rule]):  # its numbers are traced, one per row
-            rule = jax.tree.map(lambda x: np.full(len(prompt), x, np.float32), self.rule)
         inputs = RowInputs(
-            prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule,
-            documents,
+            prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos,
+            self.numbers(len(prompt)), documents,
         )  # fmt: skip
         placed = mesh, is_split(params.target), is_split(params.proposer)
         check_memory(self, placed, params, inputs)
         return start(self, placed, params, inputs)
+
+    def numbers(self, rows: int) -> Rule | None:
+        """Returns the rule with its numbers for each row, which are traced; None without any."""
+        if jax.tree_util.all_leaves([self.rule]):
+            return None
+        return jax.tree.map(lambda x: np.full(rows, x, np.float32), self.rule)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """Runs `propose`, `verify` and `commit`.  It is pure and not jitted, like each of them."""

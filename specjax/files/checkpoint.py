@@ -26,6 +26,7 @@ from jax.typing import DTypeLike
 from specjax._internal.checks import chosen, flag, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
 from specjax._internal.platforms import Device, default_devices, widens_bfloat16
+from specjax.caches import CACHE_DTYPES
 from specjax.files import gguf
 from specjax.files import packed as packed_files
 from specjax.files.config import read_config, text_config
@@ -91,6 +92,7 @@ def load(
     path: str | os.PathLike[str],
     dtype: DTypeLike | None = None,
     *,
+    cache_dtype: str | None = None,
     precision: str | None = None,
     revision: str | None = None,
     mesh: Mesh | None = None,
@@ -112,6 +114,9 @@ def load(
         default on other devices) or float16.  With "int4" the matrices of linear maps are rounded
         to 4 bits in groups of 128 inputs (64 or 32 if these do not divide), and the rest has the
         default dtype.
+      cache_dtype: "int8" or "float8" keeps keys and values in 8 bits, rounded token by token.  The
+        model is another one then: its texts, with drafts or without, in `generate` and in an
+        engine, are those of the rounded cache.
       precision: of products of float32 matrices: "default", "high" or "highest".  JAX's own default
         is "default", which is bfloat16 on a TPU and TensorFloat-32 on many GPUs, so that float32
         weights do not suffice for float32 logits there.
@@ -159,6 +164,7 @@ def load(
         )
     dtype = None if in_int4 else dtype
     dtype = check_dtype(_usual_dtype(device) if dtype is None else dtype)
+    chosen("cache_dtype", cache_dtype, (None, *CACHE_DTYPES))
     chosen("precision", precision, (None, *PRECISIONS))
     flag("own_kernels", own_kernels)
     folder = find_folder(path, revision)
@@ -193,7 +199,7 @@ def load(
         separate_head=separate,
         transposed=transposed,
     )
-    model = LinenModel(network, dtype, precision)
+    model = LinenModel(network, dtype, precision, cache_dtype)
     mesh = None if mesh is None else fitted(mesh, model, rules)
     with named(folder):
         params = read_params(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from specjax.generation.request import Options, Request, load_named
     from specjax.generation.run import Output, TextStream, decode, generate
+    from specjax.generation.session import Session
     from specjax.generation.tuning import plan_of, tune
     from specjax.generation.warmup import Ready, place, warm_up
 
@@ -35,6 +36,7 @@ __all__ = [
     "Prepared",
     "Ready",
     "Request",
+    "Session",
     "TextStream",
     "bad_word_ids",
     "capacity_for",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal, Unpack, overload
 
 import jax
@@ -164,12 +164,15 @@ def _signature() -> inspect.Signature:
 generate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def decode(prepared: Prepared) -> Output | TextStream:
-    """Decodes, and returns an `Output`, or a `TextStream` if the request streams."""
+def decode(prepared: Prepared, warm: Callable[[Prepared], Ready] = warm_up) -> Output | TextStream:
+    """Decodes, and returns an `Output`, or a `TextStream` if the request streams.
+
+    `warm` places the weights; by default it also compiles.
+    """
     if prepared.stream or prepared.texts.stops:
-        pieces = _stream(prepared)
+        pieces = _stream(prepared, warm)
         return TextStream(pieces, prepared.single) if prepared.stream else _exhaust(pieces)
-    ready = warm_up(prepared)
+    ready = warm(prepared)
     started = time.perf_counter()
     state = jax.block_until_ready(ready.runner.run(ready.params, ready.prefill()))
     return _output(ready, state, time.perf_counter() - started)
@@ -199,6 +202,7 @@ def _output(
     logprobs = recorded and [
         recorded.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
     ]
+    ready.ended(state)
     return Output(text, tokens, finish, stats, prepared.decoder.rule.exact, logprobs, choices)
 
 
@@ -207,11 +211,13 @@ def _new_tokens(state: DecodeState | OverlapState, lengths: np.ndarray) -> list[
     return [tokens[row, lengths[row] : ends[row]].tolist() for row in range(len(lengths))]
 
 
-def _stream(prepared: Prepared) -> Generator[list[str], None, Output]:
+def _stream(
+    prepared: Prepared, warm: Callable[[Prepared], Ready]
+) -> Generator[list[str], None, Output]:
     """Yields pieces of text as they become certain; the generator's return value is the Output."""
     texts, sent = prepared.texts, [0] * len(prepared.lengths)
     searched = [0] * len(prepared.lengths)
-    ready = warm_up(prepared)
+    ready = warm(prepared)
     seconds, started = 0.0, time.perf_counter()
     state = ready.prefill()
     states = ready.runner.stream(ready.params, state)

@@ -62,6 +62,9 @@ class Ready:
         """Reads the prompts.  With `endless`, a row ends only where it has no more room."""
         return self.runner.prefill(self.params, **_inputs(self.prepared, endless))
 
+    def ended(self, state: Any) -> None:
+        """Takes the last state of the request; by default nobody needs it."""
+
 
 def place(prepared: Prepared, together: bool = False) -> Ready:
     """Moves the weights, and makes those of the proposer, which may compile.

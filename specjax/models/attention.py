@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax import kernels
 from specjax._internal.platforms import Device, by_platform, on_cpu, on_cuda, runs_triton
-from specjax.caches import KVCache, Memory, Pages
+from specjax.caches import KVCache, Memory, Pages, as_read, is_rounded, read_size
 from specjax.models.products import float32_dot_general
 
 _CAUSAL_BLOCK = 64
@@ -282,7 +282,7 @@ def _by_group(
 ) -> Array:
     """Runs `mix` with the query heads grouped by key head; the shapes are those of `attend`."""
     batch, width, heads, _ = jax.tree.leaves(query)[0].shape
-    key_heads, dim = values.shape[1], values.shape[3]
+    key_heads, dim = values.shape[1], read_size(values.shape[3], values.dtype)
     groups = heads // key_heads
 
     def grouped(part: Array) -> Array:
@@ -292,7 +292,8 @@ def _by_group(
     if sinks is not None:
         sinks = jnp.repeat(sinks.astype(jnp.float32), width).reshape(key_heads, -1, 1)
     out = mix(jax.tree.map(grouped, query), keys, values, visible, sinks)
-    out = out.astype(values.dtype).reshape(batch, key_heads, groups, width, dim)
+    kind = jax.tree.leaves(query)[0].dtype if is_rounded(values.dtype) else values.dtype
+    out = out.astype(kind).reshape(batch, key_heads, groups, width, dim)
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * dim)
 
 
@@ -306,6 +307,8 @@ def _whole(
     sinks: Array | None = None,
 ) -> Array:
     """Attends to all slots at once."""
+    kind = jax.tree.leaves(grouped)[0].dtype
+    keys, values = jax.tree.map(lambda x: as_read(x, kind), (keys, values))
     scores = _scores(grouped, keys, visible, scale, softcap)
     if sinks is None:
         return _mix(jax.nn.softmax(scores, axis=-1), values)
@@ -363,6 +366,8 @@ def _in_blocks(
 
     Reference: Milakov and Gimelshein 2018, arXiv 1805.02867, algorithm 3.
     """
+    kind, dim = jax.tree.leaves(grouped)[0].dtype, read_size(values.shape[3], values.dtype)
+    shape = (*jax.tree.leaves(grouped)[0].shape[:3], 1)
     slot = jnp.arange(values.shape[2])
     seen = visible.any((0, 1))
     first = jnp.argmax(seen) // size
@@ -375,8 +380,10 @@ def _in_blocks(
 
         def cut(x: Any) -> Array:
             if isinstance(x, Pages):
-                return x.part(start, size)
-            return jax.lax.dynamic_slice_in_dim(x, start, size, 2)
+                part = x.part(start, size)
+            else:
+                part = jax.lax.dynamic_slice_in_dim(x, start, size, 2)
+            return as_read(part, kind)
 
         scores = _scores(
             grouped,
@@ -395,12 +402,11 @@ def _in_blocks(
             mixed * shrink + _mix(weights, cut(values)),
         )
 
-    shape = (*jax.tree.leaves(grouped)[0].shape[:3], 1)
     if sinks is None:
         least, nothing = jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape)
     else:  # as if they were slots before the first, with values of 0
         least, nothing = jnp.broadcast_to(sinks, shape), jnp.ones(shape)
-    begun = (least, nothing, jnp.zeros((*shape[:3], values.shape[3])))
+    begun = (least, nothing, jnp.zeros((*shape[:3], dim)))
     with jax.named_scope("blocks"):
         _, total, mixed = jax.lax.fori_loop(first, last, step, begun)
     return mixed / total

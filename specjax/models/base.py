@@ -37,6 +37,7 @@ class LinenModel(Model[Weights, KVCache]):
     module: nn.Module
     dtype: DTypeLike = jnp.float32  # of the cache
     precision: str | None = None  # of matrix products, one of `PRECISIONS`; None is JAX's default
+    cache_dtype: str | None = None  # "int8" or "float8": its keys and values are rounded
 
     reads_trees = True
 
@@ -55,7 +56,15 @@ class LinenModel(Model[Weights, KVCache]):
         return _init(self.module, key)
 
     def init_cache(self, batch: int, size: int) -> KVCache:
-        return self.module.init_cache(batch, size, self.dtype)
+        cache = self.module.init_cache(batch, size, self.dtype)
+        name = self.cache_dtype
+        if name is None:
+            return cache
+        return jax.tree.map(
+            lambda x: x.rounded(name) if isinstance(x, KVCache) else x,
+            cache,
+            is_leaf=lambda x: isinstance(x, KVCache),
+        )
 
     def apply(
         self,

@@ -113,6 +113,11 @@ class ModelOptions(Options):
         "int8: on a CPU, round what packed matrices of the target multiply to 8 bits, which is "
         "faster; it is then another model, with other texts",
     )
+    cache_dtype: str | None = option(
+        None,
+        "int8 or float8: the target's keys and values take 8 bits, rounded token by token, and "
+        "texts are those of the rounded cache",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +226,10 @@ def load_models(
         ),
     )
     with progress("loading"):
-        target = specjax.load(folder, dtype, mesh=mesh, lora=lora, activations=options.activations)
+        target = specjax.load(
+            folder, dtype, cache_dtype=options.cache_dtype, activations=options.activations,
+            mesh=mesh, lora=lora,
+        )  # fmt: skip
         target = specjax.quantise(target) if in_int8 else target
         model = None if draft is None else _draft(draft, dtype, draft_mesh or mesh, split)
         if model is not None and options.draft_vocab is not None:

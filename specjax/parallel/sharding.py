@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
@@ -303,19 +303,15 @@ def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = 
     rows = by_row(mesh, rules)
 
     def split(rule: str, *sizes: int) -> NamedSharding:
-        """Returns the sharding by row and by heads, if the devices divide these sizes."""
-        axis = _axes(mesh, rules.get(rule)) if split_heads else ()
-        parts = _size(mesh, axis)
-        if parts == 1 or any(size % parts for size in sizes):
-            return rows
-        return NamedSharding(mesh, PartitionSpec(*(rows.spec or (None,)), _entry(axis)))
+        return _by_head(mesh, rows, rule if split_heads else None, sizes, rules)
 
     def shard(leaf: KVCache | LayerState | Array) -> KVCache | LayerState | Array:
         at: NamedSharding | KVCache | LayerState = rows
         if isinstance(leaf, KVCache):
             heads = split("kv_heads", *(x.shape[1] for x in leaf.keys))
             leaf = dataclasses.replace(leaf, sharding=heads)
-            at = dataclasses.replace(jax.tree.map(lambda _: heads, leaf), length=rows)
+            # A table of pages is split by row, as the length.
+            at = jax.tree.map(lambda x: heads if x.ndim == 4 else rows, leaf)
         elif isinstance(leaf, LayerState):
             sizes = [x.shape[2] for x in leaf.columns]
             sizes += [] if leaf.state is None else [leaf.state.shape[1]]
@@ -325,6 +321,30 @@ def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = 
         return jax.lax.with_sharding_constraint(leaf, at)
 
     return jax.tree.map(shard, state, is_leaf=is_memory)
+
+
+def shard_pages(pools: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES) -> _T:
+    """Shards the pages [P, K, page, D] of caches by head, inside a jitted function.
+
+    All rows share them, so each device along the axis of rows holds all pages.
+    """
+    if mesh is None:
+        return pools
+    whole, rule = NamedSharding(mesh, PartitionSpec()), "kv_heads" if split_heads else None
+    sizes = [x.shape[1] for x in jax.tree.leaves(pools)]
+    at = _by_head(mesh, whole, rule, sizes, rules)
+    return jax.lax.with_sharding_constraint(pools, jax.tree.map(lambda _: at, pools))
+
+
+def _by_head(
+    mesh: Mesh, rows: NamedSharding, rule: str | None, sizes: Sequence[int], rules: Rules
+) -> NamedSharding:
+    """Returns `rows` with axis 1 split by a rule, if the devices divide these sizes."""
+    axis = () if rule is None else _axes(mesh, rules.get(rule))
+    parts = _size(mesh, axis)
+    if parts == 1 or any(size % parts for size in sizes):
+        return rows
+    return NamedSharding(mesh, PartitionSpec(*(rows.spec or (None,)), _entry(axis)))
 
 
 def is_memory(x: object) -> bool:

@@ -79,6 +79,9 @@ class Aligned(Proposer[None, Expected]):
         state = self.observe(params, state, block)
         return dataclasses.replace(state, prompt=state.length)
 
+    def catch_up(self, params: None, state: Expected) -> Expected:
+        return state
+
     def truncate(self, state: Expected, count: Array, last: Array | None) -> Expected:
         return dataclasses.replace(state, prompt=count, length=count)
 

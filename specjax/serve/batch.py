@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 
 from specjax.caches import (
     Pool,
@@ -45,7 +46,15 @@ from specjax.caches import (
     without_pages,
 )
 from specjax.decoding import Decoder, Logprobs, RowInputs, begin
-from specjax.parallel import device_bytes, devices_of, require, row_parts
+from specjax.parallel import (
+    constrain_like,
+    device_bytes,
+    devices_of,
+    layout,
+    require,
+    row_parts,
+    shard_pages,
+)
 from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
 from specjax.serve.page_sizes import PageSizes, caches
@@ -59,6 +68,9 @@ MOST_STEPS = 32
 
 _EMPTY_TURNS = 9
 """The number of empty turns that are timed."""
+
+SNAPSHOTS = 2
+"""The snapshots of prompts that an engine keeps, in those that its slots hold (2)."""
 
 _COUNTS = len(dataclasses.fields(Stats))
 
@@ -117,6 +129,7 @@ class Device:
         self._reader = Reader(decoder.target, several, decoder.capacity, chunk)
         self.pages = pages
         self.pools: list[Pool] = []
+        self._at: tuple[NamedSharding | None, ...] | None = None  # where the pools are
         self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
         self._read = jax.jit(self._read_on, donate_argnums=(1, 2))
@@ -125,10 +138,19 @@ class Device:
         self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
         self._recorded = jax.jit(lambda *x: self._places.known(_recorded(*x)))
         self._copy = jax.jit(self._copied if pages is None else self._first)
-        self._copy_page = jax.jit(copied_page, donate_argnums=0)
-        self._clear = jax.jit(cleared, donate_argnums=0)
+        self._snapshot = jax.jit(lambda reading: jax.tree.map(jnp.copy, reading))
+        self._copy_page = jax.jit(
+            lambda pools, *pages: constrain_like(copied_page(pools, *pages), self._at),
+            donate_argnums=0,
+        )
+        self._clear = jax.jit(
+            lambda pools, *pages: constrain_like(cleared(pools, *pages), self._at), donate_argnums=0
+        )
         # The sum keeps a table where it was, so that no other program is compiled for it.
-        self._tables = jax.jit(lambda old, table, uses: old * 0 + jnp.where(uses, table, 0))
+        self._tables, self._table = (
+            jax.jit(lambda old, table, uses, at=at: at(old * 0 + jnp.where(uses, table, 0)))
+            for at in (self._places.rows, self._places.one)
+        )
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
         self._resumed = jax.jit(
             lambda waiting, before, done: self._places.rows(jnp.where(waiting, before, done))
@@ -154,11 +176,21 @@ class Device:
 
     @functools.cached_property
     def copies(self) -> bool:
-        """True if the first tokens of a slot can be copied instead of read again."""
+        """True if the first tokens of a prompt need not be read again."""
+        if self.pages is None:
+            return self.cuts
+        return not self.pages.partly
+
+    @functools.cached_property
+    def cuts(self) -> bool:
+        """True if the first tokens of a reading can be cut out of it; else snapshots are kept."""
         reading = self._empty.eval_shape(self.params)
-        if self.pages is not None and self.pages.partly:
-            return False
         return jax.eval_shape(self._reader.first, reading, np.int32(0)) is not None
+
+    @property
+    def snapshots(self) -> int | None:
+        """The most snapshots of prompts that are kept; None if none are needed."""
+        return SNAPSHOTS * self.slots if self.copies and not self.cuts else None
 
     @functools.cached_property
     def lags(self) -> list[int]:
@@ -167,13 +199,20 @@ class Device:
         if not self.copies:
             return [0] * len(self.several.parts)
         count = self.pages.step(self.chunk)
-        first = self._copy(self.empty(), np.int32(count))
+        if self.cuts:
+            first = self._copy(self.empty(), np.int32(count))
+        else:
+            first, every = self.empty(), frozenset(range(len(self.several.parts)))
+            for at in range(0, count, self.chunk):
+                tokens = np.zeros(min(self.chunk, count - at), np.int32)
+                first = self.read(first, tokens, at, self.chunk, every)
         return [max([0, *(count - x.length[0].item() for x in caches(own))]) for own in first.own]
 
     def start(self, row: Row) -> None:
         """Makes the batch, and compiles every program, with `row` as an example of a request."""
         if self.pages is not None:
             self.pools = jax.jit(self._pools)()
+            self._at = layout(self.pools)
         reading = self.empty()
         for width in widths(self.chunk):
             reading = self.read(reading, np.zeros(width, np.int32), 0, width, frozenset())
@@ -192,6 +231,7 @@ class Device:
             if self.copies:
                 self.first(reading, 0, table[0])
                 self.copy_page(0, 0)
+                self.snapshot(reading)
         elif self.copies:
             self.copy(0, 0)
         # Twice on a mesh: XLA may write the shardings of its first results in another way.
@@ -227,16 +267,21 @@ class Device:
 
     def place_reading(self, reading: Reading, table: np.ndarray) -> Reading:
         """Returns a reading whose row has the pages `table` [T]."""
-        return with_table(reading, lambda old: self._tables(old, table, True))
+        return with_table(reading, lambda old: self._table(old, table, True))
 
     def first(self, reading: Reading, count: int, table: np.ndarray) -> Reading:
         """Returns the reading of a row after the first `count` tokens of another one's prompt.
 
         Args:
-          reading: of that prompt; it can be used again.
+          reading: of that prompt, or the snapshot after these tokens; it can be used again.
           table: [T], the pages of the row.
         """
-        return self.place_reading(self._copy(reading, np.int32(count)), table)
+        first = self._copy(reading, np.int32(count)) if self.cuts else self.snapshot(reading)
+        return self.place_reading(first, table)
+
+    def snapshot(self, reading: Reading) -> Reading:
+        """Returns a copy of a reading, without its pages; reading on donates the original."""
+        return self._snapshot(reading)
 
     def clear(self, pages: list[int]) -> None:
         """Writes zeros into pages that were somebody else's."""
@@ -308,6 +353,8 @@ class Device:
             needed += device_bytes(jax.eval_shape(self._pools), None)
             tokens = self.pages.count * self.pages.page
             what, smaller = f"{what} and caches of {tokens}", "a smaller cache_tokens="
+            if self.snapshots is not None:
+                needed += self.snapshots * device_bytes(reading, None)
         cure = (
             f"make the engine with fewer slots=, {smaller} or fewer drafters, load the "
             "models in bfloat16, or split them over several devices with mesh="
@@ -406,7 +453,7 @@ class Device:
         programs = (
             self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
             self._end, self._resumed, self._tile, self._copy_page, self._clear,
-            self._tables,
+            self._tables, self._table, self._snapshot,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
 
@@ -431,7 +478,7 @@ class Device:
     ) -> tuple[Reading, list[Pool]]:
         read = self._reader.read(params, with_pages(reading, pools), *chunk)
         reading, pools = without_pages(read)
-        return self._places.reading(reading), pools
+        return self._places.reading(reading), constrain_like(pools, self._at)
 
     def _reading(self, params: Params) -> Reading:
         """Returns the reading of a row before its prompt."""
@@ -440,9 +487,14 @@ class Device:
 
     def _pools(self) -> list[Pool]:
         assert self.pages is not None
-        reading = jax.eval_shape(self._reader.empty, self.params)
-        parts = reading.cache, *(reading.own[n] for n in self.pages.parts)
-        return pools_of(parts, self.pages.page, self.pages.count + 1)
+        reading, places = jax.eval_shape(self._reader.empty, self.params), self._places
+        parts = [(reading.cache, places.target)]
+        parts += [(reading.own[n], places.parts[n]) for n in self.pages.parts]
+        pools = []
+        for part, split in parts:
+            made = pools_of(part, self.pages.page, self.pages.count + 1)
+            pools += shard_pages(made, places.mesh, split)
+        return pools
 
     def _begun(
         self,

@@ -58,6 +58,8 @@ def model_hash(target: LanguageModel) -> str:
     config = target.files.get("config.json", b"")
     if not config:  # a model of one's own; the addresses of its functions differ each time
         config = re.sub(r" at 0x[0-9a-f]+", "", repr(target.model)).encode()
+    rounded = getattr(target.model, "cache_dtype", None)
+    config += b"" if rounded is None else f" cache {rounded}".encode()
     words = b"" if target.tokenizer is None else target.tokenizer.to_str().encode()
     return _hashed([*(part.encode() for part in sorted(parts)), config, words])
 

@@ -8,7 +8,15 @@ import math
 import jax
 import jax.numpy as jnp
 
-from specjax.caches import KVCache, PagedCache, can_have_pages, in_pages, is_paged
+from specjax.caches import (
+    HybridCache,
+    KVCache,
+    Paged,
+    can_have_pages,
+    in_pages,
+    is_paged,
+    slots_of,
+)
 from specjax.contract import ArrayTree
 from specjax.serve.reading import Reader, Reading
 from specjax.types import Params
@@ -54,14 +62,14 @@ class PageSizes:
           ValueError: the target cannot have pages, or a text of the whole capacity has no room.
         """
         reading = jax.eval_shape(reader.empty, params)
-        if not (_slots(reading.cache) and can_have_pages(reading.cache)):
+        if not (slots_of(reading.cache) and can_have_pages(reading.cache)):
             raise ValueError(
-                f"cache_tokens={tokens}, and the cache of {name} cannot have pages: it has rings "
-                "of sliding windows or only states, is on a mesh, or is one of your own; leave "
-                "cache_tokens out, and each slot has room for capacity= tokens"
+                f"cache_tokens={tokens}, and the cache of {name} cannot have pages: it has only "
+                "rings of sliding windows or states, or is one of your own; leave cache_tokens "
+                "out, and each slot has room for capacity= tokens"
             )
         parts = tuple(n for n in range(len(reading.own)) if _follows(reader, reading, n))
-        pieces = [_slots(reading.cache), *(_slots(own) for own in reading.own)]
+        pieces = [slots_of(reading.cache), *(slots_of(own) for own in reading.own)]
         paged = [pieces[0], *(pieces[1 + n] for n in parts)]
         of_a_row = -(-max(paged) // page)
         ahead = tuple(max(0, slots - reader.capacity) for slots in pieces)
@@ -72,8 +80,8 @@ class PageSizes:
                 f"whole capacity needs {of_a_row}: pass cache_tokens={of_a_row * page} or more, "
                 "or a smaller capacity="
             )
-        partly = any(slots and n not in parts for n, slots in enumerate(pieces[1:]))
-        return cls(page, count, of_a_row, parts, ahead, partly)
+        held = [n for n, own in enumerate(reading.own) if n not in parts and _has_cache(own)]
+        return cls(page, count, of_a_row, parts, ahead, bool(held))
 
     def split(self, reading: Reading) -> Reading:
         """Returns an empty reading with pages, without their memory."""
@@ -88,27 +96,39 @@ class PageSizes:
         return math.lcm(self.page, chunk)
 
 
-def caches(tree: object) -> list[PagedCache]:
+def caches(tree: object) -> list[Paged]:
     """Returns the caches with pages in `tree`."""
     return [x for x in jax.tree.leaves(tree, is_leaf=is_paged) if is_paged(x)]
 
 
-def _slots(tree: ArrayTree) -> int:
-    """Returns the slots of the largest KV cache in `tree`, 0 without any."""
+def _has_cache(tree: ArrayTree) -> bool:
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, KVCache))
-    found = [x for x in leaves if isinstance(x, KVCache)]
-    return max((cache.capacity for cache in found if cache.keys), default=0)
+    return any(isinstance(x, KVCache) for x in leaves)
+
+
+def _plain(tree: ArrayTree) -> ArrayTree:
+    """Returns `tree` with a cache of only keys and values by slot in the place of each cache."""
+
+    def of(x: object) -> object:
+        cache = x.attention if isinstance(x, HybridCache) else x
+        if not isinstance(cache, KVCache):
+            return x
+        return KVCache(cache.keys, cache.values, cache.length)
+
+    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, HybridCache | KVCache))
 
 
 def _follows(reader: Reader, reading: Reading, index: int) -> bool:
     """Returns whether a proposer has KV caches that hold the target's tokens, slot by slot."""
     part, own = reader.several.parts[index], reading.own[index]
-    if not _slots(own) or not can_have_pages(own):
+    if not slots_of(own) or not can_have_pages(own):
         return False
     last = reading.ends
     last = None if last is None else jax.ShapeDtypeStruct((1, last.shape[-1]), last.dtype)
 
     def first(own: ArrayTree, last: jax.Array | None) -> ArrayTree | None:
-        return part.truncate(own, jnp.zeros(1, jnp.int32), reader.several.features(index, last))
+        # States and rings are kept in snapshots, so here they are left out.
+        own, features = _plain(own), reader.several.features(index, last)
+        return part.truncate(own, jnp.zeros(1, jnp.int32), features)
 
     return jax.eval_shape(first, own, last) is not None

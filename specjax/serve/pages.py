@@ -7,6 +7,10 @@
     "You are a helpful ... " [page 4] - "assistant. Write ..." [page 7]
                                       - "assistant. Say ..."   [page 9]
 
+Where a beginning cannot be cut out of a reading (recurrent states, rings of sliding windows), the
+tree has snapshots at the ends of some pages, and a prompt goes on from the last one on its path:
+those at the end of a prompt, and where a prompt left the path of an earlier one.
+
 A page goes into the tree when its prompt has been read and every token of it is committed, so
 nobody writes it any more, and all rows whose prompts begin alike may hold it.  Drafts and new
 tokens never go into the tree: a decoding step rounds otherwise than the reading of a prompt, and a
@@ -34,23 +38,32 @@ class _Node:
     page: int  # 0 in a root
     parent: _Node | None = None
     key: bytes = b""  # its tokens, and the `lag` tokens after them
-    reading: Any = None  # of a whole prompt through this page, from which a row can begin
+    # Of a whole prompt through this page, from which a row can begin; with snapshots, the reading
+    # that ends with this page, or None.
+    reading: Any = None
     used: int = 0  # the time of its last use
     children: dict[bytes, _Node] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The beginning of a prompt whose pages are in the tree."""
+    """The beginning of a prompt whose pages are in the tree.
+
+    With snapshots, `seen` is the number of pages up to which earlier prompts were the same, where a
+    snapshot would help later ones.
+    """
 
     pages: list[int]
     reading: Any
+    seen: int = 0
 
 
 class PageStore:
     """Counts the holders of each page, and finds prompts that begin alike."""
 
-    def __init__(self, count: int, page: int, chunk: int = 1, lag: int = 0) -> None:
+    def __init__(
+        self, count: int, page: int, chunk: int = 1, lag: int = 0, snapshots: int | None = None
+    ) -> None:
         """Makes a store in which all pages are free.
 
         Args:
@@ -58,8 +71,9 @@ class PageStore:
           page: tokens of a page.
           chunk: prompts share a multiple of it: the tokens of a pass that reads prompts.
           lag: tokens after a page on which the drafters' keys and values in it depend.
+          snapshots: the most that are kept; None: readings can be cut.
         """
-        self.count, self.page, self.lag = count, page, lag
+        self.count, self.page, self.lag, self.snapshots = count, page, lag, snapshots
         self.step = math.lcm(page, chunk)
         self._free = list(range(count, 0, -1))
         self._holders = [0] * (count + 1)
@@ -132,7 +146,12 @@ class PageStore:
             return None
         for node in best:
             self._touch(node)
-        return Known([node.page for node in best], best[-1].reading)
+        seen = len(best)
+        if self.snapshots is not None:
+            while best and best[-1].reading is None:
+                best.pop()
+        pages = [node.page for node in best]
+        return Known(pages, best[-1].reading if best else None, seen)
 
     def keep(
         self,
@@ -147,18 +166,26 @@ class PageStore:
         Args:
           tokens: the prompt; its last token is pending, so it has no keys and values yet.
           pages: of the row.
-          reading: of the prompt.
+          reading: of the prompt, or its snapshots by the number of their tokens.
         """
         node = self._roots.setdefault((salt, uses), _Node(0))
         for index in range(self.committed(len(tokens))):
             key = self._key(tokens, index)
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = _Node(pages[index], node, key, reading)
+                child = _Node(pages[index], node, key)
+                child.reading = reading if self.snapshots is None else None
+                node.children[key] = child
                 self.hold([child.page])
                 self._in_tree[child.page] += 1
             node = child
+            if self.snapshots is not None and node.reading is None:
+                node.reading = reading.get((index + 1) * self.page)
             self._touch(node)
+        if self.snapshots is not None:
+            having = [node for node in self._nodes() if node.reading is not None]
+            for node in sorted(having, key=lambda node: node.used)[: -self.snapshots]:
+                node.reading = None
 
     def clear(self) -> None:
         """Takes all prompts out of the tree, as if none had been read."""

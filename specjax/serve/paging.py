@@ -20,11 +20,13 @@ class Begun:
       reading: with the known beginning.
       count: tokens of that.
       pages: of the row.
+      marks: the tokens after which a snapshot is wanted.
     """
 
     reading: Reading
     count: int
     pages: list[int]
+    marks: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Paging:
         assert sizes is not None
         self._device, self._sizes = device, sizes
         lag = max([0, *device.lags])
-        self.store = PageStore(sizes.count, sizes.page, device.chunk, lag)
+        self.store = PageStore(sizes.count, sizes.page, device.chunk, lag, device.snapshots)
         self._pages: list[list[int]] = [[] for _ in range(device.slots)]
         self._tables = np.zeros((device.slots, sizes.of_a_row), np.int32)
         self._uses = np.zeros((device.slots, len(device.several.parts)), bool)
@@ -77,18 +79,28 @@ class Paging:
         for page in own:
             device.copy_page(page, taken[0])
         store.release(own)
-        table = self._table(pages)
-        if found is None:
-            return Begun(device.place_reading(device.empty(), table), 0, pages)
+        table, marks = self._table(pages), frozenset[int]()
+        if store.snapshots is not None:
+            last = store.committed(len(row.tokens)) * store.page // store.step * store.step
+            marks = frozenset({last, found.seen * store.page if found else 0})
+        if found is None or not shared:
+            return Begun(device.place_reading(device.empty(), table), 0, pages, marks)
         count = len(shared) * store.page
-        return Begun(device.first(found.reading, count, table), count, pages)
+        return Begun(device.first(found.reading, count, table), count, pages, marks - {count})
 
     def insert(
-        self, slot: int, row: Row, salt: str | None, pages: list[int], reading: Reading
+        self,
+        slot: int,
+        row: Row,
+        salt: str | None,
+        pages: list[int],
+        reading: Reading,
+        snapshots: dict[int, Reading],
     ) -> None:
         """Gives a slot the pages of a row, and keeps those of its prompt in the tree."""
         if self._device.copies:
-            self.store.keep(salt, row.uses, row.tokens, pages, reading)
+            kept = reading if self.store.snapshots is None else snapshots
+            self.store.keep(salt, row.uses, row.tokens, pages, kept)
         self._pages[slot] = pages
         self._uses[slot] = [part in row.uses for part in range(self._uses.shape[1])]
         self._show(slot)

@@ -57,6 +57,8 @@ class Admission:
     reading: Reading | None = None
     left: list[tuple[int, np.ndarray, int]] = dataclasses.field(default_factory=list)
     pages: list[int] = dataclasses.field(default_factory=list)  # until the row has a slot
+    marks: frozenset[int] = frozenset()  # the tokens after which a snapshot is wanted
+    snapshots: dict[int, Reading] = dataclasses.field(default_factory=dict)
     counts: tuple[int, ...] = _NO_COUNTS  # the fields of `Stats`, of a row that was set back
 
 
@@ -489,6 +491,8 @@ class Scheduler:
         if admission.left:
             at, tokens, width = admission.left.pop(0)
             admission.reading = device.read(admission.reading, tokens, at, width, row.uses)
+            if at + len(tokens) in admission.marks:
+                admission.snapshots[at + len(tokens)] = device.snapshot(admission.reading)
             if admission.left:
                 return True
         free = [number for number, slot in enumerate(self._slots) if slot.handle is None]
@@ -498,7 +502,8 @@ class Scheduler:
         device.insert(number, device.begin(admission.reading, row), row)
         if self._paging is not None:
             pages, admission.pages = admission.pages, []
-            self._paging.insert(number, row, admission.salt, pages, admission.reading)
+            snapshots, admission.snapshots = admission.snapshots, {}
+            self._paging.insert(number, row, admission.salt, pages, admission.reading, snapshots)
         admission.reading = None
         self._slots[number] = _Slot(
             admission.handle,
@@ -526,6 +531,7 @@ class Scheduler:
             if begun is None:
                 return False
             admission.reading, count, admission.pages = begun.reading, begun.count, begun.pages
+            admission.marks, admission.snapshots = begun.marks, {}
         admission.left = prompt_passes(count, row.tokens, device.chunk)
         if not handle.begun:
             handle.begin()

@@ -49,6 +49,10 @@ class Shardings:
         """Shards the arrays of the batch that are not caches."""
         return shard_state(arrays, self.mesh, False)
 
+    def one(self, arrays: _T) -> _T:
+        """Shards the arrays of a single row that are not caches."""
+        return shard_state(arrays, self.mesh, False, _ONE_ROW)
+
     def batch(self, state: DecodeState) -> DecodeState:
         return self._state(state, RULES)
 

@@ -148,3 +148,36 @@ def test_what_is_not_shared():
     assert found("b", {1}) == found("a", {2}) == found("a", {1, 2}) == []
     assert found("a", {1}, 9) == pages[:1] and found("a", {1}, 6) == pages[:1]
     assert found("a", {1}, 5) == []
+
+
+def test_snapshots_stand_where_prompts_end_or_part():
+    """A prompt goes on from the last snapshot on its path, and learns how far earlier ones were the
+    same; the snapshots that were not used for the longest time leave first."""
+    store = PageStore(COUNT, PAGE, chunk=8, snapshots=2)
+
+    def tokens(count: int, last: int) -> np.ndarray:
+        return np.array([*range(count), last, last], np.int32)
+
+    def keep(prompt: np.ndarray, **snapshots: str) -> None:
+        pages = store.take(store.pages_for(len(prompt)))
+        assert pages is not None
+        store.keep(None, frozenset(), prompt, pages, {int(k[2:]): v for k, v in snapshots.items()})
+        store.release(pages)
+
+    keep(tokens(24, 90), at24="end of one")
+    found = store.find(None, frozenset(), tokens(17, 91))
+    assert found is not None
+    assert (found.pages, found.reading, found.seen) == ([], None, 16 // PAGE)
+    keep(tokens(17, 91), at16="where they part")
+    for prompt, reading, count in (
+        (tokens(17, 92), "where they part", 16), (tokens(24, 93), "end of one", 24),
+    ):  # fmt: skip
+        found = store.find(None, frozenset(), prompt)
+        assert found is not None
+        assert (found.reading, len(found.pages) * PAGE) == (reading, count)
+    keep(np.full(18, 50, np.int32), at16="another")
+    found = store.find(None, frozenset(), tokens(24, 94))
+    assert found is not None and found.reading == "end of one"
+    found = store.find(None, frozenset(), tokens(17, 95))
+    assert found is not None and found.reading is None, "the one that was used longest ago"
+    assert store.available == COUNT

@@ -125,8 +125,8 @@ def test_a_speculative_page_in_the_tree_is_found(monkeypatch):
     insert, prompts = Paging.insert, long.prompts
     assert isinstance(prompts, list)
 
-    def drafts(self: Paging, slot: int, row, salt, pages, reading) -> None:
-        insert(self, slot, row, salt, pages, reading)
+    def drafts(self: Paging, slot: int, row, salt, pages, reading, snapshots) -> None:
+        insert(self, slot, row, salt, pages, reading, snapshots)
         guessed = np.asarray(prompts[0], np.int32)
         self.store.keep(salt, row.uses, guessed[: len(pages) * PAGE + 2], pages, reading)
 

@@ -83,7 +83,7 @@ def test_every_drafter_on_pages():
 
 
 def test_states_stay_by_slot():
-    """A target with recurrent layers has pages for its attention, and shares no beginnings."""
+    """A target with recurrent layers has pages for its attention."""
     target = LanguageModel(MODEL, weights(), None, (), "hybrid")
     lookup = {"lookup": BoundDrafter(specjax.NGram(3, min_ngram=1))}
     asks = [

@@ -129,6 +129,11 @@ class BlockDraftSource(
             return None
         return dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
 
+    def catch_up(self, params: SharedParams[BlockOwn], state: BlockDraftState) -> BlockDraftState:
+        cache = stage_context(self.net, params.own["draft"], state.fresh, state.cache)
+        cache, nothing = cache.commit(state.count), jnp.zeros_like(state.count)
+        return dataclasses.replace(state, cache=cache, count=nothing)
+
     def observe(
         self, params: SharedParams[BlockOwn], state: BlockDraftState, block: Block
     ) -> BlockDraftState:

@@ -98,6 +98,13 @@ class DraftSource(Source[ArrayTree, DraftState, Cache]):
         rested = self.rest(state)
         return dataclasses.replace(rested, cache=cache, count=jnp.zeros_like(state.count))
 
+    def catch_up(self, params: ArrayTree, state: DraftState) -> DraftState:
+        last = jnp.maximum(state.count - 1, 0)[:, None]
+        cache, _ = self._read(params, state.cache, state.fresh, last)
+        cache = cache.commit(state.count)
+        rested = self.rest(state)
+        return dataclasses.replace(rested, cache=cache, count=jnp.zeros_like(state.count))
+
     def begin(
         self, params: ArrayTree, state: DraftState, context: Context
     ) -> tuple[DraftState, Cache, Array]:

@@ -113,6 +113,15 @@ class TranslatedSource(Source[TranslatedParams, TranslatedState, _Reading]):
         cache, _ = jax.lax.while_loop(lambda carry: (carry[1] < count).any(), turn, carry)
         return dataclasses.replace(state, cache=cache, room=room)
 
+    def catch_up(self, params: TranslatedParams, state: TranslatedState) -> TranslatedState:
+        most = _most_pieces(params, state.fresh.shape[1] - 1)
+        tokens, count = spell(params.translation, state.fresh, state.count, most)
+        room = state.room - count
+        count = jnp.where(room < 0, 0, count)
+        staged, _ = self._read(params, state.cache, tokens, jnp.maximum(count - 1, 0)[:, None])
+        nothing = jnp.zeros_like(state.count)
+        return dataclasses.replace(state, cache=staged.commit(count), count=nothing, room=room)
+
     def _room(self, params: TranslatedParams, capacity: int, depth: int) -> tuple[int, int]:
         """Returns the most draft tokens of a text, and the most of them that spell its prompt.
 

@@ -136,6 +136,20 @@ class EagleSource(PublishedSource, Generic[NetworkT]):
             count=jnp.minimum(jnp.broadcast_to(count, state.count.shape), 1),
         )
 
+    def catch_up(self, params: EagleParams, state: Eagle3State) -> Eagle3State:
+        # The pair of the last feature waits for its token.
+        pairs = jnp.maximum(state.count - 1, 0)
+        features = fuse(self.network, params, state.cache, state.features)
+        tokens = jnp.roll(state.fresh, -1, axis=1)
+        cache = read_pairs(self.network, params, state.cache, tokens, features)[-1].commit(pairs)
+        last = at_index(state.features, pairs[:, None])[:, 0]
+        return dataclasses.replace(
+            state,
+            cache=cache,
+            features=state.features.at[:, 0].set(last),
+            count=jnp.minimum(state.count, 1),
+        )
+
     def observe(self, params: EagleParams, state: Eagle3State, block: Block) -> Eagle3State:
         fresh, count = remember(state.fresh, block)
         width = min(fresh.shape[1], block.tokens.shape[1])

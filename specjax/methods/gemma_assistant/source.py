@@ -116,7 +116,7 @@ class AssistantSource(PublishedSource, Source[AssistantParams, AssistantState, A
         memories, visible = [], []
         for owner, leaf in enumerate(self.leaves):
             memory = cache.layer(leaf)
-            memories.append((memory.keys[0], memory.values[0]))
+            memories.append(memory.whole())
             visible.append(memory.visible(before, nothing, self.layers.window_of(owner)))
         reading = AssistantReading(
             memories,

@@ -131,6 +131,19 @@ class MtpLayersSource(PublishedSource, Source[EagleParams, LayersState, LayersRe
             count=jnp.minimum(state.count + block.count, 1),
         )
 
+    def catch_up(self, params: EagleParams, state: LayersState) -> LayersState:
+        # The pair of the last feature waits for its token.
+        pairs, tokens = jnp.maximum(state.count - 1, 0), jnp.roll(state.fresh, -1, axis=1)
+        caches, outputs, _, _ = self._committed(params, state, tokens, state.features, pairs)
+        last = at_index(state.features, pairs[:, None])[:, 0]
+        return dataclasses.replace(
+            state,
+            caches=caches,
+            outputs=outputs,
+            features=state.features.at[:, 0].set(last),
+            count=jnp.minimum(state.count, 1),
+        )
+
     def observe(self, params: EagleParams, state: LayersState, block: Block) -> LayersState:
         assert block.features is not None
         fresh, count = remember(state.fresh, block)

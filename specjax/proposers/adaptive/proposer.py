@@ -162,6 +162,25 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             text=None if state.text is None else state.text.append(block),
         )
 
+    def catch_up(self, params: AdaptiveParams, state: AdaptiveState) -> AdaptiveState | None:
+        def caught(
+            part: Proposer | None, own: ArrayTree, known: PartState | None
+        ) -> PartState | None:
+            if part is None or known is None:
+                return None
+            made, text = known.own, state.text
+            if part.resumes and text is not None:  # it was left out of steps
+                every = jnp.ones(text.length.shape, bool)
+                made = part.resume(own, part.rest(made), text.tokens, text.length, every)
+            return dataclasses.replace(known, own=part.catch_up(own, made))
+
+        lookup = caught(self.lookup, params.lookup, state.lookup)
+        drafter = caught(self.drafter, params.drafter, state.drafter)
+        if any(part is not None and part.own is None for part in (lookup, drafter)):
+            return None
+        missed = jnp.zeros_like(state.missed)
+        return dataclasses.replace(state, lookup=lookup, drafter=drafter, missed=missed)
+
     @property
     def _lookups(self) -> int:
         """The number of options of the lookup."""

@@ -116,6 +116,13 @@ class FirstOf(
         two = self.second.truncate(state[1], count, last if self.second.taps else None)
         return None if one is None or two is None else (one, two)
 
+    def catch_up(
+        self, params: tuple[_FirstParamsT, _SecondParamsT], state: tuple[_FirstT, _SecondT]
+    ) -> tuple[_FirstT, _SecondT] | None:
+        one = self.first.catch_up(params[0], state[0])
+        two = self.second.catch_up(params[1], state[1])
+        return None if one is None or two is None else (one, two)
+
     def adapt(self, state: tuple[_FirstT, _SecondT], adapter: Array) -> tuple[_FirstT, _SecondT]:
         return self.first.adapt(state[0], adapter), self.second.adapt(state[1], adapter)
 

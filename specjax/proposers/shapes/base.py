@@ -37,6 +37,9 @@ class _OverSource(Proposer[ParamsT, StateT], Generic[ParamsT, StateT, ReadingT, 
     def truncate(self, state: StateT, count: Array, last: Array | None) -> StateT | None:
         return self.source.truncate(state, count, last)
 
+    def catch_up(self, params: ParamsT, state: StateT) -> StateT | None:
+        return self.source.catch_up(params, state)
+
     def adapt(self, state: StateT, adapter: Array) -> StateT:
         return self.source.adapt(state, adapter)
 
