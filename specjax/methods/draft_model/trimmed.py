@@ -50,7 +50,7 @@ def trim_vocabulary(
       >>> draft = specjax.load(specjax.shipped("tiny/draft"))
       >>> small = specjax.trim_vocabulary(draft, 256)
       >>> draft.params["head"]["kernel"].shape, small.params["head"]["kernel"].shape
-      ((64, 512), (64, 256))
+      ((32, 512), (32, 256))
     """
     typed("what specjax.load(folder) returns", LanguageModel, draft=draft)
     network = draft.model
