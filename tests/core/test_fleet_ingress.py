@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -197,6 +198,14 @@ def test_what_is_not_resumed():
     assert status == 400 and b"top_p" in content
     status, _, content = sent(Replicas([app()], []), PATH, ASK, {"x-request-id": "a b"})
     assert status == 400 and b"X-Request-Id" in content
+    [head, *parts] = asyncio.run(
+        _all(make_ingress(Replicas([app()], []).ask), Call("PUT", "/", {}))
+    )
+    assert head.status == 404 and json.loads(b"".join(parts))["error"]["code"] == 404
+
+
+async def _all(asked: Any, call: Call) -> list[Any]:
+    return [part async for part in answers(asked, call)]
 
 
 def test_an_engine_that_stops_is_a_replica_that_dies():
@@ -241,6 +250,32 @@ def test_a_client_that_goes_away_frees_its_slot():
             break
         asyncio.run(asyncio.sleep(0.05))
     assert (load.running, load.waiting) == (0, 0) and load.cancelled > cancelled
+
+
+def test_a_client_that_goes_away_while_its_request_is_submitted(monkeypatch):
+    """Its slot is free at once: the handle that a thread still makes is not lost."""
+    one, submit = engine(), engine().submit
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        time.sleep(0.3)
+        return submit(*given, **named)
+
+    monkeypatch.setattr(one, "submit", slowly)
+    body = {**ASK, "max_tokens": 150, "ignore_eos": True, "speculation": {"drafter": "none"}}
+
+    async def leave() -> None:
+        parts = answers(app(), Call("POST", PATH, {}, json.dumps(body).encode()))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(parts), 0.1)
+        await parts.aclose()
+
+    cancelled = one.load().cancelled
+    asyncio.run(leave())
+    for _ in range(200):
+        if one.load().cancelled > cancelled:
+            break
+        time.sleep(0.01)
+    assert one.load().cancelled == cancelled + 1 and one.load().running == 0
 
 
 @pytest.mark.parametrize(
