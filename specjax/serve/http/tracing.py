@@ -12,8 +12,7 @@ from typing import Any
 
 from specjax._internal.extras import install
 from specjax.serve.handle import Served
-
-_REASONS = {"eos": "stop", "stop": "stop", "limit": "length", "cancelled": "abort"}
+from specjax.serve.http.answers import REASONS
 
 
 class Tracing:
@@ -79,7 +78,7 @@ class Tracing:
             "gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "specjax",
             "gen_ai.request.model": self._model, "gen_ai.response.model": self._model,
             "gen_ai.response.id": request_id, "gen_ai.request.seed": served.seed,
-            "gen_ai.response.finish_reasons": [_REASONS[served.finish]],
+            "gen_ai.response.finish_reasons": [REASONS[served.finish]],
             "gen_ai.usage.input_tokens": served.prompt,
             "gen_ai.usage.output_tokens": len(served.tokens),
             "specjax.index": served.index, "specjax.copied_tokens": served.copied,
