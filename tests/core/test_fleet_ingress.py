@@ -281,7 +281,8 @@ def test_a_client_that_goes_away_while_its_request_is_submitted(monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "word"),
     [({"replicas": 0}, "replicas=0"), ({"most": 1}, "most=1"), ({"router": "any"}, "router='any'"),
-     ({"drain": -1}, "drain=-1"), ({"cpus": "2"}, "cpus='2'"), ({"engine": 3}, "engine=3")],
+     ({"drain": -1}, "drain=-1"), ({"cpus": "2"}, "cpus='2'"), ({"engine": 3}, "engine=3"),
+     ({"queue": 0}, "queue=0"), ({"resources": {"CPU": 1}}, "CPU is none of them")],
 )  # fmt: skip
 def test_layouts_that_cannot_be(fields, word):
     made: dict[str, Any] = {"engine": engine, "replicas": 2, **fields}
