@@ -308,6 +308,20 @@ def test_a_fleet_that_stops_finishes_its_streams():
     state = ingress.state.ingress
 
     async def all_of_it() -> None:
+        # A server runs this part of the application from its start to its end.
+        stopping, told_us = asyncio.Event(), asyncio.Queue()
+
+        async def receive() -> Any:
+            if told_us.empty():
+                return {"type": "lifespan.startup"}
+            await stopping.wait()
+            return {"type": "lifespan.shutdown"}
+
+        scope = {"type": "lifespan", "asgi": {"version": "3.0"}}
+        lifespan = asyncio.create_task(ingress(scope, receive, told_us.put))
+        while told_us.empty():
+            await asyncio.sleep(0)
+        assert state.running == 0
         call = Call("POST", PATH, {}, json.dumps(ASK).encode())
         begun = answers(ingress, call)
         first = [await anext(begun), await anext(begun)]
@@ -320,5 +334,7 @@ def test_a_fleet_that_stops_finishes_its_streams():
         content = b"".join(x for x in [*first, *rest] if isinstance(x, bytes))
         assert told(content) == whole
         assert state.running == 0
+        stopping.set()
+        await lifespan
 
     asyncio.run(all_of_it())

@@ -204,11 +204,12 @@ class _Counting:
         self._app, self._ingress = app, ingress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._ingress.running += 1
+        counts = scope["type"] == "http"  # and not "lifespan", which lasts as long as the server
+        self._ingress.running += counts
         try:
             await self._app(scope, receive, send)
         finally:
-            self._ingress.running -= 1
+            self._ingress.running -= counts
 
 
 def _next(call: Call, stream: Stream) -> Call:
