@@ -188,6 +188,8 @@ def test_what_is_not_resumed():
         answer["choices"][0]["token_ids"]
         == told(sent(Replicas([app()], []), PATH, ASK)[2])[1][0][1]
     )
+    full = make_ingress(Replicas([app()], [Full("too many")] * 9).ask)
+    assert asyncio.run(_all(full, Call("GET", "/live", {})))[0].status == 200
     for asked in (ASK, body):
         status, headers, content = sent(Replicas([app()], [Full("too many")]), PATH, asked)
         assert (status, headers["retry-after"]) == (429, "1")

@@ -92,6 +92,10 @@ class Ingress:
             answer.headers[ID] = rid
             return answer
 
+    async def live(self, request: Request) -> Response:
+        """Says that the fleet is there, also while all replicas are full or the fleet drains."""
+        return JSONResponse({"status": "ok"})
+
     async def refuse(self, request: Request, error: Exception) -> Response:
         what = f"{request.method} {request.scope['path']} is no route of this fleet"
         return Problem(404, f"{what}: see docs/serving.md").answer(lorax=False)
@@ -259,6 +263,7 @@ def make_ingress(ask: Ask, limits: Limits | None = None, patience: float = 120.0
     app = Starlette(
         routes=[
             Route("/fleet", ingress.figures, methods=["GET"]),
+            Route("/live", ingress.live, methods=["GET"]),
             Route("/{path:path}", ingress.answer, methods=["GET", "POST"]),
         ],
         middleware=[Middleware(_Counting, ingress)],

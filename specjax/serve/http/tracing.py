@@ -41,23 +41,22 @@ class Tracing:
             from opentelemetry.sdk.trace.export import (  # pyright: ignore[reportMissingImports]
                 BatchSpanProcessor,
             )
-            from opentelemetry.trace.propagation.tracecontext import (  # pyright: ignore[reportMissingImports]
-                TraceContextTextMapPropagator,
-            )
+            from opentelemetry.trace.propagation import tracecontext  # pyright: ignore
 
             if exporter is None:
-                from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]
-                    OTLPSpanExporter,
+                from opentelemetry.exporter.otlp.proto.http import (  # pyright: ignore
+                    trace_exporter,
                 )
 
-                exporter = OTLPSpanExporter(endpoint=endpoint)
+                exporter = trace_exporter.OTLPSpanExporter(endpoint=endpoint)
         except ImportError as error:
             raise ValueError(f"traces need {error.name}: {install('otel')}") from None
         self._model = model
         self._provider = TracerProvider(resource=Resource.create({"service.name": "specjax"}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("specjax")
-        self._parents, self._kind = TraceContextTextMapPropagator(), trace.SpanKind.SERVER
+        self._parents = tracecontext.TraceContextTextMapPropagator()
+        self._kind = trace.SpanKind.SERVER
 
     def record(self, headers: Mapping[str, str], request_id: str, served: Served) -> None:
         """Sends the span of a text that has ended.
