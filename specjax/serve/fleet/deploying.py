@@ -43,7 +43,7 @@ try:
 except ImportError as missing:
     raise ImportError(f"specjax.serve.fleet needs ray ({missing}): {install('ray')}") from missing
 
-from specjax.serve.fleet.machine import needs, started
+from specjax.serve.fleet.machine import joined, needs
 
 NAME = "replicas"
 
@@ -86,7 +86,7 @@ def _ask(handle: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
         except TaskCancelledError as error:
             raise Lost(f"a replica has cancelled its work: {error}") from None
         except RayError as error:
-            raise Lost(str(error).splitlines()[0]) from None
+            raise Lost((str(error) or type(error).__name__).splitlines()[0]) from None
         finally:
             if answer is not None and not ended:
                 answer.cancel()
@@ -114,6 +114,9 @@ class _Ingress:
 def application(fleet: Fleet) -> Any:
     """Returns the application, for `ray.serve.run` or the file of a cluster.
 
+    Raises:
+      ImportError: the installed version of Ray has no such router.
+
     Example:
       >>> ray.serve.run(application(Fleet(make_engine)), route_prefix="/")
     """
@@ -132,14 +135,6 @@ def application(fleet: Fleet) -> Any:
             "min_replicas": fleet.replicas, "max_replicas": fleet.most,
             "target_ongoing_requests": fleet.slots,
         }}  # fmt: skip
-    settings = {"imbalanced_threshold": _IMBALANCE, "do_eviction": True,
-                "eviction_threshold_chars": _CHARACTERS,
-                "eviction_target_chars": _CHARACTERS // 2}  # fmt: skip
-    router = RequestRouterConfig(
-        request_router_class=_ROUTERS[fleet.router],
-        request_router_kwargs=settings if fleet.router == "prefix" else {},
-        request_routing_stats_period_s=2,
-    )
     replicas = serve.deployment(Replica).options(
         name=NAME,
         max_ongoing_requests=fleet.slots,
@@ -147,7 +142,7 @@ def application(fleet: Fleet) -> Any:
         health_check_period_s=2,
         graceful_shutdown_timeout_s=fleet.drain,
         graceful_shutdown_wait_loop_s=0.5,
-        request_router_config=router,
+        request_router_config=_router(fleet.router),
         ray_actor_options=needs(fleet.cpus, fleet.resources),
         **sizes,
     )
@@ -158,6 +153,24 @@ def application(fleet: Fleet) -> Any:
         ray_actor_options={"num_cpus": 0},
     )
     return ingress.bind(replicas.bind(fleet.engine, limits, fleet.pin), limits, fleet.patience)
+
+
+def _router(name: str) -> Any:
+    """Returns the settings of a router."""
+    settings = {"imbalanced_threshold": _IMBALANCE, "do_eviction": True,
+                "eviction_threshold_chars": _CHARACTERS,
+                "eviction_target_chars": _CHARACTERS // 2}  # fmt: skip
+    try:
+        return RequestRouterConfig(
+            request_router_class=_ROUTERS[name],
+            request_router_kwargs=settings if name == "prefix" else {},
+            request_routing_stats_period_s=2,
+        )
+    except ImportError as missing:
+        raise ImportError(
+            f"ray {ray.__version__} has no router {name} where specjax looks for it ({missing}): "
+            f"{install('ray')}"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -176,13 +189,14 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
       ...     print(address)
     """
     most = fleet.replicas if fleet.most is None else fleet.most
+    made = application(fleet)
     if not ray.is_initialized():
         port = _free(host, port)
-    with started(most, fleet.cpus, fleet.resources) as own:
+    with joined(most, fleet.cpus, fleet.resources) as own:
         try:
             serve.start(http_options={"host": host, "port": port})
             try:
-                serve.run(application(fleet), name=_APP, route_prefix="/")
+                serve.run(made, name=_APP, route_prefix="/")
             except RuntimeError as error:
                 raise ValueError(f"the replicas did not start: {_cause(error)}") from None
             yield f"http://{host}:{port}"

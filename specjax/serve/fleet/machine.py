@@ -1,4 +1,4 @@
-"""Ray on this machine: `started`, and what an actor asks of it."""
+"""Ray on this machine: `joined`, and what an actor asks of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def needs(cpus: float, resources: Mapping[str, float]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def started(actors: int, cpus: float, resources: Mapping[str, float]) -> Iterator[bool]:
-    """Starts Ray for so many actors, and stops it, unless this process has joined a cluster.
+def joined(actors: int, cpus: float, resources: Mapping[str, float]) -> Iterator[bool]:
+    """Starts Ray for so many actors, and stops it, unless this process is in a cluster already.
 
     Yields:
       True if it was started here.

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from specjax._internal.checks import whole
 from specjax._internal.extras import install
 from specjax.types import Json
 
@@ -16,7 +17,7 @@ try:
 except ImportError as missing:
     raise ImportError(f"workers of Ray need ray ({missing}): {install('ray')}") from missing
 
-from specjax.serve.fleet.machine import needs, started
+from specjax.serve.fleet.machine import joined, needs
 
 Row = dict[str, Json]
 
@@ -47,12 +48,15 @@ class RayPool:
     cpus: float = 1.0
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        whole("workers", self.workers, 1, 2**31, "a whole number of at least 1")
+
     def __call__(
         self, make: Callable[[], Callable[[list[Row]], list[Row]]], parts: Sequence[list[Row]]
     ) -> Iterator[list[Row]]:
         if not parts:
             return
-        with started(self.workers, self.cpus, self.resources):
+        with joined(self.workers, self.cpus, self.resources):
             texts = [{"part": json.dumps(part)} for part in parts]
             made = ray.data.from_items(texts, override_num_blocks=len(texts)).map_batches(
                 _Worker, fn_constructor_args=[make], batch_size=1,
