@@ -128,8 +128,8 @@ def test_a_replica_dies_anywhere(kind):
         replicas = Replicas([app(), app(room=False)], dies)
         status, _, content = sent(replicas, path, body)
         assert status == 200 and told(content) == whole, (kind, place)
-        # The chunks of a stream depend on the clock, so its end may be elsewhere now.
-        assert len(replicas.calls) > 1 or place > 0.7 * ends[-1]
+        # The chunks of a stream depend on the clock, so it may have ended before this place.
+        assert len(replicas.calls) > 1 or place >= len(content)
 
 
 def test_a_seed_is_drawn_once_and_tokens_are_drafts():

@@ -153,6 +153,8 @@ LAZY = sorted(
 @pytest.mark.parametrize("path", LAZY, ids=lambda path: str(path.parent.relative_to(ROOT)))
 def test_a_lazy_package_has_all_its_names(path):
     """Also those that it imports under another name, such as `specjax.training.distillation`."""
+    if path.parent == ROOT / "specjax" / "serve" / "fleet":
+        pytest.importorskip("ray")  # CI has a turn with it
     package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
     for name in package.__all__:
         assert getattr(package, name) is not None
