@@ -91,6 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     counts = campaign(count=asked.pop("rows"), **asked)
     print(counts)
     assert counts["differences"] == 0
+    assert counts["workers killed"], "no worker was killed: pass a smaller --every"
 
 
 if __name__ == "__main__":

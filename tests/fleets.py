@@ -301,6 +301,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"| differences | {len(wrong)} |")
     assert not wrong, f"{len(wrong)} streams are not those of one engine"
     assert not planted or counts["streams that ended with an error"], "nobody saw other weights"
+    assert planted or counts["resumed"], "no stream lost its replica: kill more often"
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def write_file(arguments: GenerateOptions, out: str) -> None:
     workers = arguments.ray_workers
     settle(
         *(
-            (bool(getattr(arguments, name)) and getattr(arguments, name) is not None,
+            (getattr(arguments, name) is not None and getattr(arguments, name) is not False,
              f"--{name.replace('_', '-')} is not for a file of texts: leave it out, or --out")
             for name in _LEFT_OUT
         ),

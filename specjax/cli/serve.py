@@ -29,6 +29,7 @@ from specjax.serve import (
     Fleet,
     ServerOptions,
     check_packages,
+    check_traces,
     fleet_application,
     run_fleet,
     run_server,
@@ -174,55 +175,19 @@ class ServeOptions(
 
 def main(prog: str, argv: list[str]) -> None:
     arguments = parse(ServeOptions, argv, prog=prog)
-    drafters = [_named("drafter", text, "drafter") for text in arguments.drafter]
-    for text in arguments.adapter:
-        _named("adapter", text, None)
-    port, names = arguments.port, [name for name, _ in drafters]
-    numbers = {
-        "--max-body": arguments.max_body, "--max-texts": arguments.max_texts,
-        "--slots": arguments.slots,
-        "--replicas": 1 if arguments.replicas is None else arguments.replicas,
-    }  # fmt: skip
-    alone = arguments.replicas is None
-    settle(
-        (not 0 <= port <= 65535, f"--port {port} is not allowed; it must be 0 to 65535"),
-        *(
-            (
-                names.count(name) > 1 or name in _TAKEN,
-                f"--drafter {name}=... is taken: give each drafter another name",
-            )
-            for name in dict.fromkeys(names)
-        ),
-        *(
-            (value < 1, f"{name} {value} is not allowed; it must be at least 1")
-            for name, value in numbers.items()
-        ),
-        (
-            alone and (arguments.most_replicas is not None or arguments.pin),
-            "--most-replicas and --pin are of a fleet: add --replicas 2",
-        ),
-        (
-            not alone and arguments.coordinator is not None,
-            "--replicas starts processes that know nothing of each other, and --coordinator is of "
-            "processes that share one model: leave one of them out",
-        ),
-        (
-            not 0 <= arguments.drain < math.inf,
-            f"--drain {arguments.drain:g} is not allowed; it must be at least 0",
-        ),
-    )
+    _check(arguments)
     check_packages()
-    key = arguments.api_key or os.environ.get(_KEY) or None
+    key = _key(arguments)
     if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:
         say(f"specjax serve: {arguments.host} may be open to others; --api-key sets a key")
-    if not alone:
+    if arguments.replicas is not None:
         _run_fleet(arguments, key)
         return
     with progress("compiling"):
         engine = engine_of(arguments)
     options = ServerOptions(
-        arguments.host, port, key, arguments.max_body, arguments.max_texts, arguments.drain,
-        arguments.otlp_traces_endpoint, arguments.admin,
+        arguments.host, arguments.port, key, arguments.max_body, arguments.max_texts,
+        arguments.drain, arguments.otlp_traces_endpoint, arguments.admin,
     )  # fmt: skip
     if engine.follows:  # it ends with process 0, which finishes its texts after SIGTERM
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -239,14 +204,82 @@ def main(prog: str, argv: list[str]) -> None:
     )
 
 
+def _check(arguments: ServeOptions) -> None:
+    """Raises ValueError for options that cannot be, before anything is loaded."""
+    drafters = [_named("drafter", text, "drafter") for text in arguments.drafter]
+    for text in arguments.adapter:
+        _named("adapter", text, None)
+    port, names = arguments.port, [name for name, _ in drafters]
+    alone, replicas = arguments.replicas is None, arguments.replicas or 1
+    most = replicas if arguments.most_replicas is None else arguments.most_replicas
+    numbers = {
+        "--max-body": arguments.max_body, "--max-texts": arguments.max_texts,
+        "--slots": arguments.slots, "--replicas": 1 if alone else arguments.replicas,
+        **({} if alone else {"--waiting": arguments.waiting}),
+    }  # fmt: skip
+    settle(
+        (not 0 <= port <= 65535, f"--port {port} is not allowed; it must be 0 to 65535"),
+        *(
+            (
+                names.count(name) > 1 or name in _TAKEN,
+                f"--drafter {name}=... is taken: give each drafter another name",
+            )
+            for name in dict.fromkeys(names)
+        ),
+        *(
+            (value < 1, f"{name} {value} is not allowed; it must be at least 1")
+            for name, value in numbers.items()
+        ),
+        (
+            alone
+            and (
+                arguments.most_replicas is not None or arguments.pin or arguments.router != "prefix"
+            ),
+            "--most-replicas, --pin and --router are of a fleet: add --replicas 2",
+        ),
+        (
+            not alone and most < replicas,
+            f"--most-replicas {most} is below --replicas {replicas}: pass {replicas} or more",
+        ),
+        (
+            not alone and arguments.admin,
+            "--admin is not for a fleet, of which a request reaches one replica: leave it out",
+        ),
+        (
+            not alone and arguments.coordinator is not None,
+            "--replicas starts processes that know nothing of each other, and --coordinator is of "
+            "processes that share one model: leave one of them out",
+        ),
+        (
+            not 0 <= arguments.drain < math.inf,
+            f"--drain {arguments.drain:g} is not allowed; it must be at least 0",
+        ),
+    )
+    if arguments.otlp_traces_endpoint is not None:
+        check_traces(arguments.otlp_traces_endpoint)
+
+
+def _key(arguments: ServeOptions) -> str | None:
+    return arguments.api_key or os.environ.get(_KEY) or None
+
+
 def fleet_of(given: Mapping[str, str]) -> Any:
     """Returns the application of Ray Serve for a cluster's file: `specjax.cli.serve:fleet_of`.
 
     Args:
       given: `options`, those of `specjax serve`, on one line.
+
+    Raises:
+      ValueError: there are no `options`, or they cannot be.
     """
+    settle((
+        "options" not in given,
+        f"the arguments of the application are {sorted(given)}: pass options, those of specjax "
+        "serve on one line",
+    ))  # fmt: skip
     arguments = parse(ServeOptions, shlex.split(given["options"]), prog="specjax serve")
-    return fleet_application(_fleet(arguments, arguments.api_key or os.environ.get(_KEY) or None))
+    _check(arguments)
+    return fleet_application(_fleet(arguments, _key(arguments)))
 
 
 def _fleet(arguments: ServeOptions, key: str | None) -> Fleet:
@@ -255,7 +288,6 @@ def _fleet(arguments: ServeOptions, key: str | None) -> Fleet:
         arguments.slots, arguments.waiting, arguments.drain, router=arguments.router,
         pin=arguments.pin, api_key=key, body=arguments.max_body, texts=arguments.max_texts,
         traces=arguments.otlp_traces_endpoint,
-        admin=arguments.admin,
     )  # fmt: skip
 
 

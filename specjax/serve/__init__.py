@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from specjax.serve.engine import Engine
     from specjax.serve.handle import Busy, Closed, Guess, Handle, Increment, Served, Times
     from specjax.serve.layout import Fleet
-    from specjax.serve.listening import ServerOptions, check_packages, run_server
+    from specjax.serve.listening import ServerOptions, check_packages, check_traces, run_server
     from specjax.serve.offline import RowWriter, row_seed, write_texts
     from specjax.serve.resuming import Delivered, Disagreement
     from specjax.serve.scheduler import Load
@@ -32,6 +32,7 @@ __all__ = [
     "ServerOptions",
     "Times",
     "check_packages",
+    "check_traces",
     "fleet_application",
     "ray_pool",
     "row_seed",

@@ -100,7 +100,8 @@ class Engine:
             records nothing.
           cache_tokens: the tokens whose keys and values all slots hold together, in pages that
             go where they are needed; None: each slot has room for `capacity` tokens.  If pages
-            run out, the youngest request waits, and its text goes on later.
+            run out, the youngest request waits, and its text goes on later.  Not over several
+            processes.
           page: the tokens of a page, 16, 32, 64 or 128.
           expected: the most drafts of a step that are tokens of a request's `expected`, or of the
             text that it resumes.  None refuses `expected`, costs nothing, and a text is resumed
@@ -125,6 +126,11 @@ class Engine:
         _check_mesh(target, slots)
         if cache_tokens is not None:
             whole("cache_tokens", cache_tokens, 1, 2**40, "a whole number of tokens, or None")
+            settle((
+                _is_spread(target),
+                f"cache_tokens={cache_tokens}: an engine over several processes has no pages; "
+                "leave it out, and each slot has room for capacity= tokens",
+            ))  # fmt: skip
         if expected is not None:
             whole("expected", expected, 1, 254, "a whole number in [1, 254], or None")
         settle((page not in PAGES, f"page={shown(page)}; pass one of 16, 32, 64 and 128"))

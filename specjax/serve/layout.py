@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping
 
 from specjax._internal.checks import settle, shown, typed, whole
@@ -22,16 +23,17 @@ class Fleet:
       most: replicas at most; None is as many as at the start.  Between the two their number
         follows the requests that run and wait (`slots` for each replica).
       slots: requests that a replica has at once; as many as its engine has slots.
-      queue: requests that wait at an ingress; more get 429.
+      queue: requests that wait at the ingress, at least 1; more get 429.
       drain: the seconds that a replica has to finish its requests when it is stopped; as long as a
         text may take.
       patience: the seconds that a request waits for another replica, where its own has ended.
       router: "prefix" prefers the replica that has read the beginning of a prompt; "spread" takes
         the shorter queue of two.
       cpus: of each replica, for Ray's planning.
-      resources: what else a replica needs, such as {"TPU": 4} or {"GPU": 1}.
+      resources: what else a replica needs of Ray's resources, such as {"TPU": 4} or {"GPU": 1}.
       pin: bind each replica to one core, replica k to core k; else they share all cores.
-      api_key, body, texts, traces, admin: as for a server.
+      api_key, body, texts, traces: as for a server.  The routes for trainers are off, since a
+        request reaches one replica, and all of them have to keep the same weights.
 
     Example:
       >>> fleet = Fleet(make_engine, replicas=2)
@@ -52,7 +54,6 @@ class Fleet:
     body: int = 4 * 2**20
     texts: int = 16
     traces: str | None = None
-    admin: bool = False
 
     def __post_init__(self) -> None:
         settle(
@@ -61,7 +62,7 @@ class Fleet:
                 f"engine={shown(self.engine)}; pass a function that returns an Engine",
             )
         )
-        for name, least in (("replicas", 1), ("slots", 1), ("queue", 0), ("body", 1), ("texts", 1)):
+        for name, least in (("replicas", 1), ("slots", 1), ("queue", 1), ("body", 1), ("texts", 1)):
             whole(name, getattr(self, name), least, 2**31, f"a whole number of at least {least}")
         if self.most is not None:
             whole(
@@ -80,9 +81,22 @@ class Fleet:
                     f"{name}={shown(value)}; pass a number of at least 0",
                 )
             )
+        typed("a dict from names to numbers", Mapping, resources=self.resources)
+        for name, value in self.resources.items():
+            settle((
+                name in ("CPU", "memory", "object_store_memory"),
+                f"resources={shown(self.resources)}: {name} is none of them; pass cpus= for cores, "
+                "and leave memory out",
+            ))  # fmt: skip
+            typed("a number", float | int, **{f"resources[{name!r}]": value})
         settle(
+            (
+                self.pin and not hasattr(os, "sched_setaffinity"),
+                "pin=True binds processes to cores, which this system has no call for: leave it "
+                "out",
+            ),
             (
                 self.router not in ROUTERS,
                 f"router={shown(self.router)}; pass one of {', '.join(ROUTERS)}",
-            )
+            ),
         )

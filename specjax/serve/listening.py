@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable
 
-from specjax._internal.extras import install
+from specjax._internal.extras import imported, install
 from specjax.serve.engine import Engine
 
 _PACKAGES = ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client")
@@ -41,6 +41,16 @@ def check_packages() -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"serving needs {', '.join(missing)}: {install('serve')}")
+
+
+def check_traces(endpoint: str) -> None:
+    """Raises ValueError if traces cannot be sent: no address of HTTP, or a package is missing."""
+    if not endpoint.startswith(("http://", "https://")):
+        raise ValueError(
+            f"traces go to an address such as http://localhost:4318/v1/traces, not {endpoint}"
+        )
+    for package in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+        imported(package, f"traces need {package}: {install('otel')}")
 
 
 def run_server(engine: Engine, options: ServerOptions, started: Callable[[str, int], None]) -> None:

@@ -124,7 +124,7 @@ def write_texts(
       How many rows were known before.
 
     Raises:
-      ValueError: the file is of another run, or two rows have one name.
+      ValueError: the file is of another run or of something else, or two rows have one name.
     """
     names = [json.dumps(row["row"]) for row in rows]
     settle((len(set(names)) < len(names), "two rows have one name: give each line its own"))
@@ -163,15 +163,16 @@ def _read(path: pathlib.Path, run: str) -> dict[str, Row]:
     """Returns the rows of a file by their names; a line that was cut off is no row."""
     if not path.exists():
         return {}
-    first, *lines = _whole_lines(path.read_text())
+    try:
+        first, *lines = map(json.loads, path.read_text().split("\n")[:-1])
+        run_of_file, rows = first["run"], {json.dumps(row["row"]): row for row in lines}
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(
+            f"{path} is no file of texts that a run has begun: delete it, or write to another file"
+        ) from None
     settle((
-        first.get("run") != run,
-        f"{path} has texts of another run ({first.get('run')}, now {run}): delete it, or write to "
+        run_of_file != run,
+        f"{path} has texts of another run ({run_of_file}, now {run}): delete it, or write to "
         "another file",
     ))  # fmt: skip
-    return {json.dumps(row["row"]): row for row in lines}
-
-
-def _whole_lines(text: str) -> Iterable[Row]:
-    lines = text.split("\n")[:-1]
-    return map(json.loads, lines) if lines else [{}]
+    return rows

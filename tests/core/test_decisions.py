@@ -14,6 +14,7 @@ import pytest
 from specjax.serve import decisions
 from specjax.serve.batch import News
 from specjax.serve.decisions import Diverged, Leader, Message, Receiver, Sender, follow
+from specjax.serve.handle import Counts
 
 TURNS = 6
 FAULTS = {
@@ -84,7 +85,7 @@ class Toy:
     def peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
         self.peeks += 1
         token = len(self.calls) + (self.peeks >= self.other_from)
-        return [News(int(length[0]) + 1, False, [token], [0], (0,) * 5)]
+        return [News(int(length[0]) + 1, False, [token], [0], (0,) * len(Counts._fields))]
 
 
 def run(fault: str = "none", other_from: int = 99) -> tuple[Toy, Toy, Exception | None]:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -187,6 +188,8 @@ def test_what_is_not_resumed():
         answer["choices"][0]["token_ids"]
         == told(sent(Replicas([app()], []), PATH, ASK)[2])[1][0][1]
     )
+    full = make_ingress(Replicas([app()], [Full("too many")] * 9).ask)
+    assert asyncio.run(_all(full, Call("GET", "/live", {})))[0].status == 200
     for asked in (ASK, body):
         status, headers, content = sent(Replicas([app()], [Full("too many")]), PATH, asked)
         assert (status, headers["retry-after"]) == (429, "1")
@@ -197,6 +200,14 @@ def test_what_is_not_resumed():
     assert status == 400 and b"top_p" in content
     status, _, content = sent(Replicas([app()], []), PATH, ASK, {"x-request-id": "a b"})
     assert status == 400 and b"X-Request-Id" in content
+    [head, *parts] = asyncio.run(
+        _all(make_ingress(Replicas([app()], []).ask), Call("PUT", "/", {}))
+    )
+    assert head.status == 404 and json.loads(b"".join(parts))["error"]["code"] == 404
+
+
+async def _all(asked: Any, call: Call) -> list[Any]:
+    return [part async for part in answers(asked, call)]
 
 
 def test_an_engine_that_stops_is_a_replica_that_dies():
@@ -243,10 +254,37 @@ def test_a_client_that_goes_away_frees_its_slot():
     assert (load.running, load.waiting) == (0, 0) and load.cancelled > cancelled
 
 
+def test_a_client_that_goes_away_while_its_request_is_submitted(monkeypatch):
+    """Its slot is free at once: the handle that a thread still makes is not lost."""
+    one, submit = engine(), engine().submit
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        time.sleep(0.3)
+        return submit(*given, **named)
+
+    monkeypatch.setattr(one, "submit", slowly)
+    body = {**ASK, "max_tokens": 150, "ignore_eos": True, "speculation": {"drafter": "none"}}
+
+    async def leave() -> None:
+        parts = answers(app(), Call("POST", PATH, {}, json.dumps(body).encode()))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(parts), 0.1)
+        await parts.aclose()
+
+    cancelled = one.load().cancelled
+    asyncio.run(leave())
+    for _ in range(200):
+        if one.load().cancelled > cancelled:
+            break
+        time.sleep(0.01)
+    assert one.load().cancelled == cancelled + 1 and one.load().running == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "word"),
     [({"replicas": 0}, "replicas=0"), ({"most": 1}, "most=1"), ({"router": "any"}, "router='any'"),
-     ({"drain": -1}, "drain=-1"), ({"cpus": "2"}, "cpus='2'"), ({"engine": 3}, "engine=3")],
+     ({"drain": -1}, "drain=-1"), ({"cpus": "2"}, "cpus='2'"), ({"engine": 3}, "engine=3"),
+     ({"queue": 0}, "queue=0"), ({"resources": {"CPU": 1}}, "CPU is none of them")],
 )  # fmt: skip
 def test_layouts_that_cannot_be(fields, word):
     made: dict[str, Any] = {"engine": engine, "replicas": 2, **fields}
@@ -272,6 +310,20 @@ def test_a_fleet_that_stops_finishes_its_streams():
     state = ingress.state.ingress
 
     async def all_of_it() -> None:
+        # A server runs this part of the application from its start to its end.
+        stopping, told_us = asyncio.Event(), asyncio.Queue()
+
+        async def receive() -> Any:
+            if told_us.empty():
+                return {"type": "lifespan.startup"}
+            await stopping.wait()
+            return {"type": "lifespan.shutdown"}
+
+        scope = {"type": "lifespan", "asgi": {"version": "3.0"}}
+        lifespan = asyncio.create_task(ingress(scope, receive, told_us.put))
+        while told_us.empty():
+            await asyncio.sleep(0)
+        assert state.running == 0
         call = Call("POST", PATH, {}, json.dumps(ASK).encode())
         begun = answers(ingress, call)
         first = [await anext(begun), await anext(begun)]
@@ -284,5 +336,7 @@ def test_a_fleet_that_stops_finishes_its_streams():
         content = b"".join(x for x in [*first, *rest] if isinstance(x, bytes))
         assert told(content) == whole
         assert state.running == 0
+        stopping.set()
+        await lifespan
 
     asyncio.run(all_of_it())

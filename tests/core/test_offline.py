@@ -89,6 +89,11 @@ def test_what_is_refused(tmp_path, whole):
         long = [{"row": "long", "prompt": "a b " * 4000}]
         write_texts(tmp_path / "new.jsonl", long, "run", writer)
     assert read(out) == [whole[0], *whole[1:4]]
+    for text in ("", "def f(\n", "[1]\n", '{"prompt": "a"}\n', '{"run": "run"}\n{"prompt": "a"}\n'):
+        (tmp_path / "mine").write_text(text)
+        with pytest.raises(ValueError, match="mine is no file of texts"):
+            write_texts(tmp_path / "mine", rows(3), "run", writer)
+        assert (tmp_path / "mine").read_text() == text
 
 
 def test_a_command_writes_a_file(capsys, tmp_path, monkeypatch):
@@ -106,7 +111,8 @@ def test_a_command_writes_a_file(capsys, tmp_path, monkeypatch):
     assert "3 texts, of which 3 were there" in run(capsys, *given).out
     assert read(out) == first
     for more, words in (
-        (["--json"], "--json is not for a file"), (["--rule", "typical"], "with the rule match"),
+        (["--json"], "--json is not for a file"), (["--logprobs", "0"], "--logprobs is not for"),
+        (["--rule", "typical"], "with the rule match"),
         (["--ray-workers", "0"], "--ray-workers 0 must be at least 1"),
         (["--seed", "3"], "texts of another run"),
     ):  # fmt: skip

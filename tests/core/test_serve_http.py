@@ -657,6 +657,7 @@ def test_500_clients_at_once(port, monkeypatch):
 
 def test_refused_options(capsys, monkeypatch):
     from specjax.cli import main
+    from specjax.cli.serve import fleet_of
 
     table_pair.stand_in(monkeypatch, TINY)
     for words, message in [
@@ -670,12 +671,23 @@ def test_refused_options(capsys, monkeypatch):
         (["--default", "auto", "--no-lookup"], "--default auto chooses among lookup"),
         (["--default", "auto", "--num-drafts", "0"], "--default auto chooses among lookup"),
         (["--target", "/nowhere"], "/nowhere"),
+        (["--replicas", "2", "--admin"], "--admin is not for a fleet"),
+        (["--replicas", "2", "--waiting", "0"], "--waiting 0"),
+        (["--replicas", "2", "--most-replicas", "1"], "--most-replicas 1 is below --replicas 2"),
+        (["--most-replicas", "1"], "add --replicas 2"),
+        (["--pin"], "add --replicas 2"),
+        (["--router", "spread"], "add --replicas 2"),
+        (["--otlp-traces-endpoint", "localhost"], "not localhost"),
         (["--mesh", "data=2"], "data=2 times model=1 is not the number of devices"),
     ]:
         with pytest.raises(SystemExit) as caught:
             main(["serve", *words])
         assert caught.value.code == 2
         assert message in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"arguments of the application are \['target'\]"):
+        fleet_of({"target": "here"})
+    with pytest.raises(ValueError, match="--slots 0"):
+        fleet_of({"options": "--replicas 2 --slots 0"})
     monkeypatch.setattr("specjax.serve.listening._PACKAGES", ("starlette", "not_there"))
     with pytest.raises(SystemExit):
         main(["serve"])

@@ -176,6 +176,13 @@ def test_refused(changes: dict[str, int], message: str):
         Engine(target(), **{**settings, **changes})
 
 
+def test_several_processes_are_refused(monkeypatch):
+    """What happens to pages is no decision that process 0 sends, so the others would wait."""
+    monkeypatch.setattr("specjax.serve.engine._is_spread", lambda target: True)
+    with pytest.raises(ValueError, match="cache_tokens=128: an engine over several processes"):
+        Engine(target(), slots=2, capacity=64, chunk=16, cache_tokens=128)
+
+
 def test_a_cache_of_ones_own_is_refused():
     own = LanguageModel(TABLES.model(), TABLES.weights(), None, (), "own")
     with pytest.raises(ValueError, match=r"the cache of own cannot have pages.*leave\s+cache_t"):

@@ -51,7 +51,7 @@ def test_other_weights_are_found(port):
 
 
 def test_rows_survive_workers():
-    counts = fleet_rows.campaign(count=400, kills=2, workers=2, every=6, part=8)
+    counts = fleet_rows.campaign(count=400, kills=2, workers=2, every=0.5, part=8)
     assert counts["differences"] == 0 and counts["workers killed"] == 2
 
 

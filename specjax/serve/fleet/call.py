@@ -17,6 +17,9 @@ from starlette.types import ASGIApp, Message
 _SHOWN = 4096
 """The characters of a prompt by which requests with one beginning find each other."""
 
+_LEAVING = 10.0
+"""Seconds that an application has to end a request whose client has gone."""
+
 
 class Head(NamedTuple):
     """The beginning of an answer."""
@@ -85,6 +88,8 @@ async def answers(app: ASGIApp, call: Call) -> AsyncIterator[Head | bytes]:
         await task  # raises what the application raised
     finally:
         gone.set()
+        # A task that is cancelled while a thread submits its request would lose the handles.
+        await asyncio.wait({task}, timeout=_LEAVING)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task

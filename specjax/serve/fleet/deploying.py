@@ -12,9 +12,11 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from specjax._internal.extras import install
@@ -40,6 +42,8 @@ try:
     )
 except ImportError as missing:
     raise ImportError(f"specjax.serve.fleet needs ray ({missing}): {install('ray')}") from missing
+
+from specjax.serve.fleet.machine import joined, needs
 
 NAME = "replicas"
 
@@ -82,7 +86,7 @@ def _ask(handle: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
         except TaskCancelledError as error:
             raise Lost(f"a replica has cancelled its work: {error}") from None
         except RayError as error:
-            raise Lost(str(error).splitlines()[0]) from None
+            raise Lost((str(error) or type(error).__name__).splitlines()[0]) from None
         finally:
             if answer is not None and not ended:
                 answer.cancel()
@@ -110,6 +114,9 @@ class _Ingress:
 def application(fleet: Fleet) -> Any:
     """Returns the application, for `ray.serve.run` or the file of a cluster.
 
+    Raises:
+      ImportError: the installed version of Ray has no such router.
+
     Example:
       >>> ray.serve.run(application(Fleet(make_engine)), route_prefix="/")
     """
@@ -121,7 +128,6 @@ def application(fleet: Fleet) -> Any:
         texts=fleet.texts,
         drain=fleet.drain,
         traces=fleet.traces,
-        admin=fleet.admin,
     )
     sizes: dict[str, Any] = {"num_replicas": fleet.replicas}
     if fleet.most is not None and fleet.most > fleet.replicas:
@@ -129,14 +135,6 @@ def application(fleet: Fleet) -> Any:
             "min_replicas": fleet.replicas, "max_replicas": fleet.most,
             "target_ongoing_requests": fleet.slots,
         }}  # fmt: skip
-    settings = {"imbalanced_threshold": _IMBALANCE, "do_eviction": True,
-                "eviction_threshold_chars": _CHARACTERS,
-                "eviction_target_chars": _CHARACTERS // 2}  # fmt: skip
-    router = RequestRouterConfig(
-        request_router_class=_ROUTERS[fleet.router],
-        request_router_kwargs=settings if fleet.router == "prefix" else {},
-        request_routing_stats_period_s=2,
-    )
     replicas = serve.deployment(Replica).options(
         name=NAME,
         max_ongoing_requests=fleet.slots,
@@ -144,8 +142,8 @@ def application(fleet: Fleet) -> Any:
         health_check_period_s=2,
         graceful_shutdown_timeout_s=fleet.drain,
         graceful_shutdown_wait_loop_s=0.5,
-        request_router_config=router,
-        ray_actor_options={"num_cpus": fleet.cpus, "resources": dict(fleet.resources)},
+        request_router_config=_router(fleet.router),
+        ray_actor_options=needs(fleet.cpus, fleet.resources),
         **sizes,
     )
     ingress = serve.deployment(serve.ingress()(_Ingress)).options(
@@ -157,6 +155,24 @@ def application(fleet: Fleet) -> Any:
     return ingress.bind(replicas.bind(fleet.engine, limits, fleet.pin), limits, fleet.patience)
 
 
+def _router(name: str) -> Any:
+    """Returns the settings of a router."""
+    settings = {"imbalanced_threshold": _IMBALANCE, "do_eviction": True,
+                "eviction_threshold_chars": _CHARACTERS,
+                "eviction_target_chars": _CHARACTERS // 2}  # fmt: skip
+    try:
+        return RequestRouterConfig(
+            request_router_class=_ROUTERS[name],
+            request_router_kwargs=settings if name == "prefix" else {},
+            request_routing_stats_period_s=2,
+        )
+    except ImportError as missing:
+        raise ImportError(
+            f"ray {ray.__version__} has no router {name} where specjax looks for it ({missing}): "
+            f"{install('ray')}"
+        ) from None
+
+
 @contextlib.contextmanager
 def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator[str]:
     """Runs a fleet on this machine, or in the cluster that Ray is connected to, and stops it.
@@ -164,43 +180,71 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
     Yields:
       The address, such as "http://127.0.0.1:8000".
 
+    Raises:
+      OSError: the address cannot be used.
+      ValueError: the application cannot be made, such as if its engines cannot.
+
     Example:
       >>> with running(Fleet(make_engine, replicas=2)) as address:
       ...     print(address)
     """
-    own = not ray.is_initialized()
-    if own:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        most = fleet.replicas if fleet.most is None else fleet.most
-        # Ray counts cores and does not bind to them, so a small machine may claim to have more.
-        cpus = max(os.cpu_count() or 1, int(most * fleet.cpus + 1))
-        ray.init(
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            resources={name: most * count for name, count in fleet.resources.items()},
-        )
-    try:
-        serve.start(http_options={"host": host, "port": port})
-        serve.run(application(fleet), name=_APP, route_prefix="/")
-        yield f"http://{host}:{port}"
-    finally:
-        serve.shutdown()
-        if own:
-            ray.shutdown()
+    most = fleet.replicas if fleet.most is None else fleet.most
+    made = application(fleet)
+    if not ray.is_initialized():
+        port = _free(host, port)
+    with joined(most, fleet.cpus, fleet.resources) as own:
+        try:
+            serve.start(http_options={"host": host, "port": port})
+            try:
+                serve.run(made, name=_APP, route_prefix="/")
+            except RuntimeError as error:
+                raise ValueError(f"the replicas did not start: {_cause(error)}") from None
+            yield f"http://{host}:{port}"
+        finally:
+            if own:
+                serve.shutdown()
+            else:  # the cluster may serve others
+                serve.delete(_APP)
+
+
+def _cause(error: RuntimeError) -> str:
+    """Returns what stopped the last replica that was started, or the error without one."""
+    found = serve.status().applications.get(_APP)
+    message = found.deployments[NAME].message if found and NAME in found.deployments else ""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else str(error)
+
+
+def _free(host: str, port: int) -> int:
+    """Returns the port, or a free one for 0.  Ray would start, and wait, before it finds out."""
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=kind) as found:
+        return found.getsockname()[1]
 
 
 def run(fleet: Fleet, host: str, port: int, started: Callable[[str], None] | None = None) -> None:
     """Runs a fleet until SIGTERM or SIGINT, after which accepted requests are finished.
 
+    A second signal ends it at once.
+
     Args:
       started: called with the address once all replicas serve.
+
+    Raises:
+      OSError, ValueError: as `running`.
     """
     ended = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if ended.is_set():
+            os.kill(os.getpid(), number)  # Ray ends its processes if this one is gone
+        ended.set()
+
     with running(fleet, host, port) as address:
         # Only now, since Ray takes these signals when it starts.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
+            signal.signal(number, end)
         if started is not None:
             started(address)
         ended.wait()

@@ -19,9 +19,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specjax.serve.fleet.call import Call, Head, prompt_of
 from specjax.serve.fleet.events import DONE, Events, Lost, Stream
@@ -78,9 +80,8 @@ class Ingress:
 
     async def answer(self, request: Request) -> Response:
         rid = uuid.uuid4().hex
-        self.running += 1
         try:
-            if self.draining and (request.method == "POST" or request.url.path in _READY):
+            if self.draining and (request.method == "POST" or request.scope["path"] in _READY):
                 raise Problem(503, "the fleet is stopping", headers={"Retry-After": "5"})
             rid = request_id(request.headers, rid)
             return await self._answer(request, rid)
@@ -90,17 +91,14 @@ class Ingress:
             answer = problem.answer(lorax=False)
             answer.headers[ID] = rid
             return answer
-        finally:
-            self.running -= 1
 
-    async def _while_running(self, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Counts a stream as running, also after its response was returned."""
-        self.running += 1
-        try:
-            async for part in content:
-                yield part
-        finally:
-            self.running -= 1
+    async def live(self, request: Request) -> Response:
+        """Says that the fleet is there, also while all replicas are full or the fleet drains."""
+        return JSONResponse({"status": "ok"})
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        what = f"{request.method} {request.scope['path']} is no route of this fleet"
+        return Problem(404, f"{what}: see docs/serving.md").answer(lorax=False)
 
     async def figures(self, request: Request) -> Response:
         return JSONResponse(dataclasses.asdict(self.counts))
@@ -110,18 +108,17 @@ class Ingress:
         headers = {name.lower(): value for name, value in request.headers.items()} | {ID: rid}
         headers.pop("content-length", None)
         fields = _fields(body)
-        call = Call(request.method, request.url.path, headers, body, prompt_of(fields))
+        call = Call(request.method, request.scope["path"], headers, body, prompt_of(fields))
         if call.path in _RESUMED and isinstance(fields, dict) and fields.get("stream") is True:
             stream = Stream(fields, headers.get(HEADER))
             head, parts = await unless_gone(request, self._begun(lambda: _next(call, stream)))
             if head.status == 200:
-                content = self._while_running(self._events(call, stream, parts))
+                content = self._events(call, stream, parts)
                 return StreamingResponse(content, head.status, _kept(head))
         else:
             head, parts = await unless_gone(request, self._begun(lambda: call))
             if head.headers.get("content-type", "").startswith("text/event-stream"):
-                content = self._while_running(_closing(parts))
-                return StreamingResponse(content, head.status, _kept(head))
+                return StreamingResponse(_closing(parts), head.status, _kept(head))
         content = b"".join([part async for part in parts if isinstance(part, bytes)])
         return Response(content, head.status, _kept(head))
 
@@ -204,6 +201,21 @@ class Ingress:
             await parts.aclose()
 
 
+class _Counting:
+    """Counts the requests that are answered, from their head to the end of their stream."""
+
+    def __init__(self, app: ASGIApp, ingress: Ingress) -> None:
+        self._app, self._ingress = app, ingress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        counts = scope["type"] == "http"  # and not "lifespan", which lasts as long as the server
+        self._ingress.running += counts
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._ingress.running -= counts
+
+
 def _next(call: Call, stream: Stream) -> Call:
     return dataclasses.replace(
         call, body=stream.next_body(), headers=stream.next_headers(call.headers)
@@ -248,9 +260,14 @@ def make_ingress(ask: Ask, limits: Limits | None = None, patience: float = 120.0
       patience: seconds that a request waits for a replica, where its own has ended.
     """
     ingress = Ingress(ask, limits or Limits(), patience)
-    app = Starlette(routes=[
-        Route("/fleet", ingress.figures, methods=["GET"]),
-        Route("/{path:path}", ingress.answer, methods=["GET", "POST"]),
-    ])  # fmt: skip
+    app = Starlette(
+        routes=[
+            Route("/fleet", ingress.figures, methods=["GET"]),
+            Route("/live", ingress.live, methods=["GET"]),
+            Route("/{path:path}", ingress.answer, methods=["GET", "POST"]),
+        ],
+        middleware=[Middleware(_Counting, ingress)],
+        exception_handlers={404: ingress.refuse, 405: ingress.refuse},
+    )
     app.state.ingress = ingress
     return app

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from specjax._internal.checks import whole
 from specjax._internal.extras import install
 from specjax.types import Json
 
@@ -16,6 +16,8 @@ try:
     import ray.data  # pyright: ignore[reportMissingImports]
 except ImportError as missing:
     raise ImportError(f"workers of Ray need ray ({missing}): {install('ray')}") from missing
+
+from specjax.serve.fleet.machine import joined, needs
 
 Row = dict[str, Json]
 
@@ -46,30 +48,22 @@ class RayPool:
     cpus: float = 1.0
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        whole("workers", self.workers, 1, 2**31, "a whole number of at least 1")
+
     def __call__(
         self, make: Callable[[], Callable[[list[Row]], list[Row]]], parts: Sequence[list[Row]]
     ) -> Iterator[list[Row]]:
         if not parts:
             return
-        own = not ray.is_initialized()
-        if own:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(
-                num_cpus=max(os.cpu_count() or 1, int(self.workers * self.cpus + 2)),
-                include_dashboard=False, log_to_driver=False,
-                resources={name: self.workers * x for name, x in self.resources.items()},
-            )  # fmt: skip
-        try:
+        with joined(self.workers, self.cpus, self.resources):
             texts = [{"part": json.dumps(part)} for part in parts]
             made = ray.data.from_items(texts, override_num_blocks=len(texts)).map_batches(
-                _Worker, fn_constructor_args=[make], batch_size=1, num_cpus=self.cpus,
+                _Worker, fn_constructor_args=[make], batch_size=1,
                 compute=ray.data.ActorPoolStrategy(
                     size=self.workers, max_tasks_in_flight_per_actor=1
                 ),
-                resources=dict(self.resources) or None,
+                **needs(self.cpus, self.resources),
             )  # fmt: skip
             for row in made.iter_rows():
                 yield json.loads(row["part"])
-        finally:
-            if own:
-                ray.shutdown()

@@ -57,3 +57,5 @@ class Replica:
         """Stops the engine, once Ray has waited for the calls that run."""
         if hasattr(self, "engine"):
             self.engine.close(finish=False)
+        if hasattr(self, "app") and self.app.state.service.tracing is not None:
+            self.app.state.service.tracing.close()

@@ -15,7 +15,7 @@ from specjax.serve.http.requests import Asked
 from specjax.text import Words
 from specjax.types import Json
 
-_REASONS = {"eos": "stop", "stop": "stop", "limit": "length", "cancelled": "abort"}
+REASONS = {"eos": "stop", "stop": "stop", "limit": "length", "cancelled": "abort"}
 _LORAX_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "limit": "length"}
 
 
@@ -218,7 +218,7 @@ class Writer:
 
 def _reason(served: Served, calls: Sequence[tools.Call]) -> str:
     """Returns why a text has ended."""
-    reason = _REASONS[served.finish]
+    reason = REASONS[served.finish]
     return "tool_calls" if calls and reason == "stop" else reason
 
 

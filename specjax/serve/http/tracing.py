@@ -12,8 +12,7 @@ from typing import Any
 
 from specjax._internal.extras import install
 from specjax.serve.handle import Served
-
-_REASONS = {"eos": "stop", "stop": "stop", "limit": "length", "cancelled": "abort"}
+from specjax.serve.http.answers import REASONS
 
 
 class Tracing:
@@ -42,23 +41,22 @@ class Tracing:
             from opentelemetry.sdk.trace.export import (  # pyright: ignore[reportMissingImports]
                 BatchSpanProcessor,
             )
-            from opentelemetry.trace.propagation.tracecontext import (  # pyright: ignore[reportMissingImports]
-                TraceContextTextMapPropagator,
-            )
+            from opentelemetry.trace.propagation import tracecontext  # pyright: ignore
 
             if exporter is None:
-                from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]
-                    OTLPSpanExporter,
+                from opentelemetry.exporter.otlp.proto.http import (  # pyright: ignore
+                    trace_exporter,
                 )
 
-                exporter = OTLPSpanExporter(endpoint=endpoint)
+                exporter = trace_exporter.OTLPSpanExporter(endpoint=endpoint)
         except ImportError as error:
             raise ValueError(f"traces need {error.name}: {install('otel')}") from None
         self._model = model
         self._provider = TracerProvider(resource=Resource.create({"service.name": "specjax"}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("specjax")
-        self._parents, self._kind = TraceContextTextMapPropagator(), trace.SpanKind.SERVER
+        self._parents = tracecontext.TraceContextTextMapPropagator()
+        self._kind = trace.SpanKind.SERVER
 
     def record(self, headers: Mapping[str, str], request_id: str, served: Served) -> None:
         """Sends the span of a text that has ended.
@@ -79,7 +77,7 @@ class Tracing:
             "gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "specjax",
             "gen_ai.request.model": self._model, "gen_ai.response.model": self._model,
             "gen_ai.response.id": request_id, "gen_ai.request.seed": served.seed,
-            "gen_ai.response.finish_reasons": [_REASONS[served.finish]],
+            "gen_ai.response.finish_reasons": [REASONS[served.finish]],
             "gen_ai.usage.input_tokens": served.prompt,
             "gen_ai.usage.output_tokens": len(served.tokens),
             "specjax.index": served.index, "specjax.copied_tokens": served.copied,
