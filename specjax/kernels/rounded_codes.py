@@ -88,7 +88,7 @@ class _Part(Beside):
         with emit.loop(word(0), b.mul(self.rows, self.blocks), 1) as (block, _, _):
             self._round(block)
         # With one row more outputs at once are more streams from memory.
-        many = 8 if self.machine.registers >= 32 else 4
+        many = (8 if self.coding.bits == 4 else 6) if self.machine.registers >= 32 else 4
         one = b.icmp_signed("<=", self.rows, word(1))
         middle = b.select(one, self.last, self.first)
         self._multiply(self.first, middle, 4, 1)
