@@ -18,8 +18,8 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
     few rows of the matrix pass at once, and the sums are read and written again each time.
     """
     b, lanes = emit.b, machine.lanes
-    vector = ir.VectorType(FLOAT, lanes)
-    depth = 8 if machine.registers >= 32 else 4
+    # Short vectors pass by cache lines, two at once, or the loop would take longer than memory.
+    depth, at_once = (8, lanes) if machine.registers >= 32 else (4, 4 * lanes)
 
     def add(k: Value, deep: int, m: Value, many: int) -> None:
         """Adds rows [k, k + deep) of the matrix to the sums of `many` rows of x."""
@@ -33,22 +33,24 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
             ]
             for i in mine
         ]
-        spread = [[emit.splat(factor, lanes) for factor in row] for row in factors]
-        middle = b.add(start, emit.whole(b.sub(end, start), lanes))
-        for begin, stop, kind, step, by in (
-            (start, middle, vector, lanes, spread),
-            (middle, end, FLOAT, 1, factors),
-        ):
+        begin = start
+        for step in sorted({at_once, lanes, 1}, reverse=True):
+            stop = b.add(begin, emit.whole(b.sub(end, begin), step))
+            kind = FLOAT if step == 1 else ir.VectorType(FLOAT, step)
+            by = factors
+            if step > 1:
+                by = [[emit.splat(factor, step) for factor in row] for row in factors]
             with emit.loop(begin, stop, step) as (j, _, _):
                 totals = [emit.read(place, j, kind, 4) for place in sums]
                 for i in range(deep):
-                    weight = emit.weights(weights[i], j, lanes if kind == vector else None)
+                    weight = emit.weights(weights[i], j, None if step == 1 else step)
                     totals = [
                         emit.multiply_add(row[i], weight, total)
                         for row, total in zip(by, totals, strict=True)
                     ]
                 for total, place in zip(totals, sums, strict=True):
                     emit.write(total, place, j, 4)
+            begin = stop
 
     whole, groups = emit.whole(of.inner, depth), emit.groups(of.rows, FEW)
     for low, high, step in ((word(0), whole, depth), (whole, of.inner, 1)):
