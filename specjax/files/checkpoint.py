@@ -134,8 +134,8 @@ def load(
         them as it reads them.
       activations: "int8": on a CPU, round the activations that packed matrices multiply to 8 bits,
         with a step for each group of inputs, and hold the output matrix in int8, as
-        `specjax.quantise` does.  Products take about half as long.  This is a different model, with
-        texts of its own, and its name says so.  By default activations stay in `dtype`.
+        `specjax.quantise` does, to save time.  This is a different model, with texts of its own,
+        and its name says so.  By default activations stay in `dtype`.
       own_kernels: False: compute with XLA's products, attention and filters alone, to find out
         whether a kernel of specjax (on one CPU or one NVIDIA GPU) is at fault.
 
