@@ -34,7 +34,7 @@ _FIXED = (
 """Options of all turns: the caches were made for them."""
 
 _SNAPSHOTS = 32
-"""The most turns to which a state that cannot be cut goes back."""
+"""The most copies of a state that cannot be cut: a turn makes one of its prompt and one of all."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,6 +58,10 @@ class Session:
     The text of a turn is that of `generate` for the whole conversation.  The answers in the cache
     were read as they were written, a few tokens at a time, so their numbers are rounded otherwise
     than those of a prompt: in float32 a token differs only where two nearly tie.
+
+    Keys and values are cut where a text is edited.  The states of recurrent layers, the rings of
+    sliding windows and drafters that read features cannot be cut.  Of those a session holds copies
+    of the last 32 ends of prompts and answers, which take memory beside the cache.
 
     Attributes:
       kept: the tokens of the last turn's prompt that were in the cache already.
