@@ -10,8 +10,8 @@ accelerators the times are predicted from what a step reads and computes: the we
 models, the keys and values of all rows, and the products.  With `--draft-window` the draft model
 reads only so many of the last keys and values.  With `--draft self` the target drafts for itself
 in such a window (self-speculation; no further weights are kept, but they are read again for each
-draft).  Activations, launches and the sampling are left
-out, so the predicted break-even is a lower bound.
+draft).  Activations, launches and sampling are left out.  A step with drafts has more of them, so
+the predicted break-even is too low rather than too high.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from bench.command import Report, run
 from bench.compiled.chips import CHIPS, chip
 from bench.compiled.sizes import config_of
 from bench.weights import SIZES
+from specjax._internal.checks import whole
 from specjax.measure import Sample, Timed, describe, first_calls
 from specjax.models import LinenModel, Transformer, attend_on
 from specjax.options import fields
@@ -77,12 +78,12 @@ class SurfaceOptions(fields.Options):
         super().__post_init__()
         if self.draft == "self" and self.draft_window is None:
             raise ValueError("--draft self drafts with the target in a window: add --draft-window")
-        numbers = (*self.context, *self.batch, *self.predicted_context, *self.predicted_batch)
-        if min(numbers) < 1 or min(self.context, default=_PROMPT) < _PROMPT:
-            raise ValueError(
-                f"--context {' '.join(map(str, self.context))} and --batch "
-                f"{' '.join(map(str, self.batch))}: rows must be at least 1, and texts {_PROMPT}"
-            )
+        leasts = {"context": _PROMPT, "batch": 1, "predicted_context": 1, "predicted_batch": 1}
+        for name, least in leasts.items():
+            for given in getattr(self, name):
+                whole(f"--{name.replace('_', '-')}", given, least, 2**31 - 1, f"at least {least}")
+        if self.draft_window is not None:
+            whole("--draft-window", self.draft_window, 1, 2**31 - 1, "at least 1")
 
 
 class _Steps(Timed):

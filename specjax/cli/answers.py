@@ -38,10 +38,7 @@ def right_number(question: Question, text: str) -> bool:
     numbers = _NUMBER.findall(text)
     if not numbers or question.answer is None:
         return False
-    try:
-        return float(numbers[-1].replace(",", "")) == float(question.answer)
-    except ValueError:
-        return False
+    return float(numbers[-1].replace(",", "")) == float(question.answer)
 
 
 def program(question: Question, text: str, chat: bool) -> str:

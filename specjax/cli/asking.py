@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import specjax
 from specjax._internal.checks import reworded
 from specjax.cli.questions import SUBSETS, Question, read_questions
-from specjax.generation import Options, check_length, conversations, encode
+from specjax.generation import Options, conversations, encode
 from specjax.options.fields import Options as Fields
 from specjax.options.fields import option
 from specjax.text import template_of
@@ -102,11 +103,11 @@ class Asking:
     def of(
         cls, options: DatasetOptions, target: specjax.LanguageModel, limit: int, new: int
     ) -> Asking:
-        """Reads the questions, at most `limit` of each category (0: all), and checks lengths.
+        """Reads the questions, at most `limit` of each category; 0 is all.
 
         Raises:
-          ValueError: questions that cannot be read or do not fit the target, or options that its
-            chat template does not know.
+          ValueError: questions that cannot be read, or options that the target's chat template
+            does not know.
         """
         assert options.dataset is not None and options.dataset_path is not None
         found = read_questions(
@@ -127,13 +128,33 @@ class Asking:
                 f"--thinking {' '.join(options.thinking)}: the chat template of {target.name} "
                 f"{why}: leave it out"
             )
-        made = cls(target, found, chat, new)
-        for question in found:
-            turns = question.turns
-            with reworded(f"question {question.name} of {options.dataset}: "):
-                ids = made._ids(question, [""] * (len(turns) - 1))
-                check_length("target", target, [ids], new * len(turns))
-        return made
+        return cls(target, found, chat, new)
+
+    def check(self, role: str, model: specjax.LanguageModel) -> None:
+        """Raises ValueError if a model cannot read a conversation with all of its answers."""
+        most = model.model.max_positions
+        for question, asked in zip(self.questions, self._lengths, strict=True):
+            turns = len(question.turns)
+            total = asked + turns * self.max_new_tokens
+            if total <= most:
+                continue
+            cures = ["leave the question out"]
+            cures += [f"pass --max-new-tokens {(most - asked) // turns}"] * (asked + turns <= most)
+            raise ValueError(
+                f"question {question.name} has {asked} tokens, and --max-new-tokens "
+                f"{self.max_new_tokens} in each of {turns} turns make {total}, but the {role} "
+                f"{model.name!r} reads at most {most}: {', or '.join(cures)}"
+            )
+
+    @functools.cached_property
+    def _lengths(self) -> list[int]:
+        """The tokens of each conversation without its answers."""
+        lengths = []
+        for question in self.questions:
+            with reworded(f"question {question.name}: "):
+                ids = self._ids(question, [""] * (len(question.turns) - 1))
+            lengths.append(len(ids))
+        return lengths
 
     def _messages(self, question: Question, answers: Sequence[str]) -> list[dict[str, str]]:
         """Returns the conversation up to the turn after these answers."""

@@ -132,6 +132,7 @@ def main(prog: str, argv: list[str]) -> None:
             f"--rounds {arguments.rounds} and --limit-prompts {arguments.limit_prompts}: "
             "both must be 0 or more"
         )
+    _check_places(arguments)
     if arguments.plot:
         plot.new_figure()  # without matplotlib this raises before the measurement, not after it
     if arguments.dataset is not None and (arguments.prompt or arguments.prompt_file):
@@ -146,7 +147,8 @@ def main(prog: str, argv: list[str]) -> None:
         asking = Asking.of(arguments, target, arguments.limit_prompts, new)
         work = _questions(asking)
     else:
-        work = _prompts(target, prompts[: arguments.limit_prompts or len(prompts)])
+        some = prompts[: arguments.limit_prompts or len(prompts)]
+        work = _prompts(target, some, arguments.max_new_tokens)
     entries, impossible = _entries(arguments, models, drafted, work)
     report = {
         **describe(),
@@ -184,19 +186,27 @@ def main(prog: str, argv: list[str]) -> None:
         print_categories(measured)
 
 
-def _prompts(target: specjax.LanguageModel, prompts: list[str]) -> Work:
+def _check_places(arguments: BenchOptions) -> None:
+    """Raises ValueError if a file cannot be written after the measurement."""
+    for name in ("save", "plot", "save_vllm"):
+        file = getattr(arguments, name)
+        if file is not None and not (folder := pathlib.Path(file).absolute().parent).is_dir():
+            raise ValueError(f"--{name.replace('_', '-')} {file}: there is no folder {folder}")
+
+
+def _prompts(target: specjax.LanguageModel, prompts: list[str], new: int) -> Work:
     def run(item: int, options: Options, thinking: str | None) -> list[specjax.Output]:
         return [specjax.generate(target, prompts[item], **options)]
 
-    return Work(len(prompts), run, encode(target, prompts), {})
+    ids = encode(target, prompts)
+    return Work(len(prompts), run, lambda role, model: check_length(role, model, ids, new), {})
 
 
 def _questions(asking: Asking) -> Work:
     categories: dict[str, list[int]] = {}
     for item, question in enumerate(asking.questions):
         categories.setdefault(question.category, []).append(item)
-    ids = [asking.prompts(item, [], None)[0] for item in range(len(asking.questions))]
-    return Work(len(asking.questions), asking.ask, ids, categories)
+    return Work(len(asking.questions), asking.ask, asking.check, categories)
 
 
 def _temperatures(arguments: BenchOptions, target: specjax.LanguageModel) -> Sequence[float | None]:
@@ -219,8 +229,8 @@ def _entries(
         together; raised before anything is compiled.
     """
     target, undrafted_models = models.target, dataclasses.replace(models, draft=None)
-    drafts, ids = [], work.ids
-    check_length("target", target, ids, arguments.max_new_tokens)
+    drafts = []
+    work.check("target", target)
     for kind in dict.fromkeys(arguments.proposers):
         for numbers, branching in _variants(given(arguments), kind):
             gamma = number_of(numbers, "num_drafts")
@@ -231,7 +241,7 @@ def _entries(
             own = models if kind in drafted else undrafted_models
             drafter = make_drafter(kind, own, numbers)
             if drafter.reader is not None:
-                check_length("draft", drafter.reader, ids, arguments.max_new_tokens)
+                work.check("draft", drafter.reader)
             drafts.append(_Drafts(kind, drafter, branching))
 
     entries: list[Entry] = []

@@ -17,7 +17,8 @@ class Work:
 
     items: int
     run: Callable[[int, Options, str | None], list[specjax.Output]]
-    ids: list[list[int]]  # of the first prompt of each item
+    # Raises ValueError if a model, whose role is named first, cannot read an item.
+    check: Callable[[str, specjax.LanguageModel], None]
     categories: dict[str, list[int]]  # empty for prompts
 
 

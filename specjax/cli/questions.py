@@ -16,6 +16,8 @@ import dataclasses
 import gzip
 import json
 import pathlib
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +29,8 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 SUBSETS = ("qualitative", *(f"throughput_{size}k" for size in (1, 2, 8, 16, 32)))
 """The parts of SPEED-Bench."""
+
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +121,19 @@ def _rows(path: pathlib.Path) -> Iterator[tuple[str, Row]]:
     if path.suffix != ".gz":
         yield from read_rows(path)
         return
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"{path}, line {number}: it is {shown(row)}, not an object")
-                yield f"line {number}", row
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    with reworded(f"{path}, line {number}: "):
+                        row = json.loads(line)
+                        if not isinstance(row, dict):
+                            raise ValueError(f"it is {shown(row)}, not an object")
+                    yield f"line {number}", row
+    except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, zlib.error) as error:
+        where = f"after line {number}" if number else "at its beginning"
+        raise ValueError(f"{path} is damaged {where} ({error}): download it again") from None
 
 
 def _text(row: Row, field: str) -> str:
@@ -164,7 +174,7 @@ def _conversation(row: Row, where: str) -> Question:
         or not turns
         or not all(isinstance(turn, str) and turn for turn in turns)
     ):
-        raise ValueError(f"turns is {shown(turns)}; it must be a list of texts")
+        raise ValueError(f"turns is {shown(turns)}; it must be a list of texts that are not empty")
     if any(turn.startswith(PLACEHOLDER) for turn in turns):
         raise ValueError(
             "the text of this turn was left out of the published file: run SPEED-Bench's own "
@@ -196,7 +206,8 @@ own.
 def _gsm8k(row: Row, where: str) -> Question:
     question, answer = _text(row, "question"), _text(row, "answer")
     wanted = answer.rpartition("####")[2].strip().replace(",", "")
-    if "####" not in answer or not wanted:
+    # Another text would count every answer as wrong.
+    if "####" not in answer or not _NUMBER.fullmatch(wanted):
         raise ValueError(f"answer is {shown(answer)}; it must end with #### and a number")
     asked = f"{question}\nEnd your answer with the number alone."
     plain = f"Question: {question}\nAnswer:"

@@ -126,8 +126,8 @@ def _read(
     tokens: Array | np.ndarray,
     count: Array | np.ndarray,
 ) -> Held:
-    tokens, count = jnp.asarray(tokens), jnp.asarray(count)
     """Reads the first `count` [1] of `tokens` [1, W] after those that are committed."""
+    tokens, count = jnp.asarray(tokens), jnp.asarray(count)
     at = held.cache.length[:, None] + jnp.arange(tokens.shape[1])
     at = jnp.minimum(at, decoder.target.max_positions - 1)
     proposer = decoder.proposer

@@ -44,7 +44,7 @@ from specjax.files.folder import (
 from specjax.files.headers import headers_once, open_tensors
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.packed import described, quantisation_of, read_scheme, unquantised
-from specjax.files.tensors import read_params, write_params
+from specjax.files.tensors import check_written, read_params, write_params
 from specjax.files.tokenizer import find_tokenizer, tokenizer_inside
 from specjax.models import (
     FAMILIES,
@@ -134,8 +134,8 @@ def load(
         them as it reads them.
       activations: "int8": on a CPU, round the activations that packed matrices multiply to 8 bits,
         with a step for each group of inputs, and hold the output matrix in int8, as
-        `specjax.quantise` does.  Products take about half as long.  This is a different model, with
-        texts of its own, and its name says so.  By default activations stay in `dtype`.
+        `specjax.quantise` does, to save time.  This is a different model, with texts of its own,
+        and its name says so.  By default activations stay in `dtype`.
       own_kernels: False: compute with XLA's products, attention and filters alone, to find out
         whether a kernel of specjax (on one CPU or one NVIDIA GPU) is at fault.
 
@@ -320,6 +320,8 @@ def save(
     save leaves the old model, or a folder without `config.json`, which cannot be loaded.  Of
     several processes only the first writes, but all must call.
 
+    The `cache_dtype` and `activations` of a model are not in its folder: pass them to `load` again.
+
     Packed whole numbers (int8, int4, AWQ, GPTQ) are written as compressed-tensors' pack-quantized,
     with the same numbers.  FP8 and FP4 are written as they were read, but for the scales of
     activations, which `load` does not read.
@@ -331,9 +333,9 @@ def save(
         have.
 
     Raises:
-      ValueError: the model is not a `Transformer`, the dtype is not supported, or the weights are
-        packed whole numbers in fused tensors of experts, or with a least number for each group
-        (GGUF's Q4_K): load it with `dequantise=True`.
+      ValueError: the model is not a `Transformer`, the dtype is not supported, matrices are in int8
+        (`quantise`), or the weights are packed whole numbers in fused tensors of experts, or with a
+        least number for each group (GGUF's Q4_K): load it with `dequantise=True`.
 
     Example:
       >>> model = specjax.load(specjax.shipped("tiny/target"), layers=[0])
@@ -354,6 +356,7 @@ def save(
         )
     dtype = None if dtype is None else check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
+    check_written(family, module.config, model.params)
     described_as = quantisation_of(json.loads(model.files.get(CONFIG, b"{}")))
     files = {name: model.files[name] for name in TOKENIZER if name in model.files}
     if model.tokenizer is not None and "tokenizer.json" not in files:

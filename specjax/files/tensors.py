@@ -34,6 +34,7 @@ from specjax.models import (
     FUSED,
     Config,
     Family,
+    Int8,
     LinenModel,
     Packed,
     Tensor,
@@ -274,6 +275,16 @@ def all_finite(numbers: np.ndarray) -> bool:
     exponent = np.array(np.inf, numbers.dtype).view(bits.dtype)  # all exponent bits are 1
     pieces = (bits[at : at + _PIECE] for at in range(0, bits.size, _PIECE))
     return all((piece & exponent).max() != exponent for piece in pieces)
+
+
+def check_written(family: Family, config: TransformerConfig, params: Weights) -> None:
+    """Raises ValueError if a parameter that would be written is in int8."""
+    leaves = _flat(params)
+    if any(isinstance(leaves.get(row.path), Int8) for row in family.tensors(config)):
+        raise ValueError(
+            "matrices in int8 as specjax.quantise makes them are in no published layout: save the "
+            "model that was quantised, or the one that was loaded without activations="
+        )
 
 
 def write_params(

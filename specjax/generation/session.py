@@ -27,13 +27,14 @@ from specjax.sampling import folded_keys, keys_of_rows
 from specjax.types import DecodeState
 
 _FIXED = (
-    "drafter", "draft", "draft_dtype", "proposer", "speculative_config", "documents", "adapter",
-    "rule", "num_drafts", "logits_processor", "logprobs",
+    "drafter", "draft", "draft_dtype", "draft_window", "proposer", "speculative_config",
+    "documents", "adapter", "rule", "synthetic_acceptance", "num_drafts", "logits_processor",
+    "logprobs",
 )  # fmt: skip
 """Options of all turns: the caches were made for them."""
 
 _SNAPSHOTS = 32
-"""The most turns to which a state that cannot be cut goes back."""
+"""The most copies of a state that cannot be cut: a turn makes one of its prompt and one of all."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,6 +58,10 @@ class Session:
     The text of a turn is that of `generate` for the whole conversation.  The answers in the cache
     were read as they were written, a few tokens at a time, so their numbers are rounded otherwise
     than those of a prompt: in float32 a token differs only where two nearly tie.
+
+    Keys and values are cut where a text is edited.  The states of recurrent layers, the rings of
+    sliding windows and drafters that read features cannot be cut.  Of those a session holds copies
+    of the last 32 ends of prompts and answers, which take memory beside the cache.
 
     Attributes:
       kept: the tokens of the last turn's prompt that were in the cache already.
@@ -113,12 +118,15 @@ class Session:
         self._decoder: Decoder | None = None
         self._prepared: Prepared | None = None  # of the first turn
         self._ready: Ready | None = None
-        self._turn = 0
+        self._turn = 0  # the number of the turn that began last
         self.forget()
-        self._prepare([[0]], False, {"max_new_tokens": 1, "min_new_tokens": 0})
+        # A constraint needs room for its shortest text.
+        new = 1 if request.constraint is None else capacity - 1
+        self._prepare([[0]], False, {"max_new_tokens": new, "min_new_tokens": 0})
 
     def forget(self) -> None:
         """Forgets the text, so that the next turn reads its whole prompt."""
+        self._turn += 1  # a stream that is being read keeps nothing
         self._held: Held | None = None
         self._text = np.zeros(0, np.int32)  # whose tokens are committed, but the last
         self._snapshots: list[tuple[int, Held]] = []
@@ -174,9 +182,7 @@ class Session:
             documents=first.documents,
             learns=first.learns,
         )
-        self._turn += 1
-        number = self._turn
-        return decode(own, lambda prepared: self._place(prepared, number))
+        return decode(own, self._begun)
 
     def _prepare(self, prompts: Prompts | None, stream: bool, options: dict[str, Any]) -> Prepared:
         request = make_request(prompts, {**self._options, **options})
@@ -218,7 +224,9 @@ class Session:
         capacity = capacity_for(proposer, WIDEST_TURN, self.capacity + WIDEST_TURN)
         return dataclasses.replace(prepared.decoder, capacity=capacity)
 
-    def _place(self, prepared: Prepared, number: int) -> _Turn:
+    def _begun(self, prepared: Prepared) -> _Turn:
+        """Returns a turn with its weights; a stream begins when its first piece is read."""
+        self._turn += 1
         ready = self._ready
         if ready is None:
             # Costs of an adaptive drafter are measured once, from a reading of their own.
@@ -228,7 +236,7 @@ class Session:
             ready = dataclasses.replace(ready, seconds=0.0)
         return _Turn(
             prepared, ready.runner, ready.params, ready.learned, ready.seconds,
-            session=self, number=number,
+            session=self, number=self._turn,
         )  # fmt: skip
 
     def _begin(self, turn: _Turn) -> DecodeState:
@@ -290,7 +298,7 @@ class Session:
             self._snapshots = [*self._snapshots, (count, turns.snapshot(held))][-_SNAPSHOTS:]
 
     def _end(self, turn: _Turn, state: DecodeState) -> None:
-        """Keeps the caches of a turn that has ended, unless another one came after it."""
+        """Keeps the caches of a turn that has ended, unless another one began after it."""
         if turn.number != self._turn:
             return
         turns = Turns(turn.prepared.decoder)

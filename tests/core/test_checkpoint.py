@@ -172,12 +172,15 @@ def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
 
 
 def test_save_refuses(tmp_path):
-    """Models that are not a Transformer and unknown dtypes are refused, and nothing is written."""
+    """Models that are not a Transformer or that are in int8, and unknown dtypes are refused, and
+    nothing is written."""
     loaded = specjax.load(folders.target())
     with pytest.raises(ValueError, match="save_params"):
         specjax.save(dataclasses.replace(loaded, model=object()), tmp_path / "model")
     with pytest.raises(ValueError, match="int8"):
         specjax.save(loaded, tmp_path / "model", dtype="int8")
+    with pytest.raises(ValueError, match=r"matrices in int8 .* save the model that was quantised"):
+        specjax.save(specjax.quantise(loaded), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 

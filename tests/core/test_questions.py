@@ -1,6 +1,9 @@
 """Published benchmarks: their files are read as they are, and answers are scored."""
 
+import gzip
+import json
 import pathlib
+import re
 
 import benchmark_files
 import pytest
@@ -64,6 +67,8 @@ BROKEN = {
     "placeholder": ("mt-bench", LINE % f'["{PLACEHOLDER} ..."]', "own prepare script"),
     "no category": ("mt-bench", '{"turns": ["x"]}', "category is None; it must be a text"),
     "no answer": ("gsm8k", '{"question": "x", "answer": "7"}', "must end with #### and a number"),
+    "no number": ("gsm8k", '{"question": "x", "answer": "#### 7 pears"}', "#### and a number"),
+    "an empty turn": ("mt-bench", LINE % '["x", ""]', r"turns is \['x', ''\]; .* not empty"),
     "no test": ("humaneval", '{"prompt": "x", "entry_point": "f"}', "test is None"),
     "an assistant": (
         "mt-bench",
@@ -81,6 +86,22 @@ def test_a_broken_file_is_refused_with_its_line(tmp_path, case):
     (tmp_path / "rows.jsonl").write_text(text + "\n")
     with pytest.raises(ValueError, match=message):
         read_questions(name, str(tmp_path / "rows.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"not gzip", "is damaged at its beginning .*: download it again"),
+        (gzip.compress(b"\n" * 9)[:-9], "is damaged"),
+        (gzip.compress(b"\xe9"), "is damaged at its beginning"),
+        (gzip.compress(b"\n{\n"), "HumanEval.jsonl.gz, line 2: Expecting"),
+        (gzip.compress(b"[]\n"), r"line 1: it is \[\], not an object"),
+    ],
+)
+def test_a_damaged_archive_is_named(tmp_path, content, message):
+    (tmp_path / "HumanEval.jsonl.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_questions("humaneval", str(tmp_path))
 
 
 def test_a_missing_file_is_named(folder, tmp_path):
@@ -140,6 +161,8 @@ REFUSED = [
     (["--dataset", "humaneval", "--dataset-path", "x", "--accuracy"], "add --run-code"),
     (["--dataset", "gsm8k", "--dataset-path", "x", "--run-code"], "--run-code is used with"),
     (["--dataset", "gsm8k", "--dataset-path", "x"], "does not exist: pass the folder"),
+    (["def f(", "--save", "none/x.json"], "--save none/x.json: there is no folder"),
+    (["--dataset", "gsm8k", "--dataset-path", "x", "--save-vllm", "none/x"], "there is no folder"),
     (["def f(", "--synthetic-acceptance", "1.5"], "rate=1.5 is not allowed"),
     (["def f(", "--synthetic-acceptance", "0.5", "--synthetic-acceptance-length", "2"],
      "say two things"),
@@ -151,6 +174,17 @@ REFUSED = [
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_what_the_command_refuses(capsys, arguments, message):
     assert message in failure(capsys, "bench", *PAIR, *arguments)
+
+
+def test_a_conversation_fits_with_all_of_its_answers(capsys, tmp_path):
+    """The target reads at most 256 tokens: 4 turns, and 4 answers."""
+    row = {"category": "long", "turns": ["import os " * 7] * 4}
+    (tmp_path / "question.jsonl").write_text(json.dumps(row) + "\n")
+    asked = ["bench", *PAIR, "--dataset", "mt-bench", "--dataset-path", tmp_path]
+    printed = failure(capsys, *asked, "--max-new-tokens", 60)
+    (count,) = map(int, re.findall(r"question line 1 has (\d+) tokens", printed))
+    assert f"in each of 4 turns make {count + 240}" in printed
+    assert f"pass --max-new-tokens {(256 - count) // 4}\n" in printed
 
 
 def test_options_of_the_template_are_checked(capsys, folder):

@@ -143,6 +143,35 @@ def test_a_stream_that_is_left_is_read_again():
     assert one.generate(prompt).tokens == wanted.tokens and one.read <= 1
 
 
+def test_the_turn_that_began_last_is_kept():
+    """Whichever was asked for or has ended last; `forget` ends what a stream would keep."""
+    tiny = specjax.load(specjax.shipped("tiny/target"))
+    settings: dict[str, Any] = {
+        "proposer": "none", "max_new_tokens": 24, "temperature": 1, "eos": []
+    }  # fmt: skip
+    one, texts = Session(tiny, capacity=96, **settings), ("import os", "def f(")
+    wanted = [specjax.generate(tiny, text, **settings).text[0] for text in texts]
+    assert wanted[0] != wanted[1]
+    first, second = (one.generate(text, stream=True) for text in texts)
+    begun = next(second)
+    assert "".join(first) == wanted[0] and begun + "".join(second) == wanted[1]
+    assert one.generate(texts[0]).text[0] == wanted[0] and one.read <= 1
+    stream = one.generate(texts[0], stream=True)
+    assert next(stream) and one.kept
+    one.forget()
+    assert list(stream) and one.generate(texts[0]).text[0] == wanted[0] and one.kept == 0
+
+
+def test_a_constraint_of_all_turns_has_room():
+    """Its shortest text may be longer than one token, but not than the capacity."""
+    tiny = specjax.load(specjax.shipped("tiny/target"))
+    settings = {"max_new_tokens": 20, "constraint": specjax.Regex("import os")}
+    one = Session(tiny, capacity=64, proposer="ngram", **settings)
+    assert [one.generate(text).text[0] for text in ("x", "x y")] == ["import os"] * 2
+    with pytest.raises(ValueError, match="max_new_tokens=1 is too small: the shortest text"):
+        Session(tiny, capacity=2, proposer="ngram", **settings)
+
+
 @pytest.mark.parametrize(
     ("options", "turn", "message"),
     [
@@ -150,6 +179,8 @@ def test_a_stream_that_is_left_is_read_again():
         ({"prompts": [[1]]}, {}, "prompts are of a turn: pass them to generate"),
         ({"temprature": 1}, {}, "did you mean temperature"),
         ({}, {"proposer": "ngram"}, "proposer='ngram' is for all turns of a session"),
+        ({}, {"draft_window": 4}, "draft_window=4 is for all turns of a session"),
+        ({}, {"synthetic_acceptance": 0.5}, "synthetic_acceptance=0.5 is for all turns"),
         ({}, {"prompts": [[1], [2]]}, "2 prompts, and a session holds one text"),
         (
             {"capacity": 50},

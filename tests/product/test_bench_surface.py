@@ -1,24 +1,13 @@
 """The tokens a pass at which drafts pay, by context and batch, and texts made to be rejected."""
 
 import json
+from typing import Any
 
 import pytest
 
 from bench import attack, surface
 
-SMALL = [
-    "--size",
-    "tiny",
-    "--context",
-    "64",
-    "128",
-    "--batch",
-    "1",
-    "--rounds",
-    "1",
-    "--steps",
-    "2",
-]
+SMALL = "--size tiny --context 64 128 --batch 1 --rounds 1 --steps 2".split()
 
 
 def test_the_surface_is_timed_and_predicted(tmp_path, capsys):
@@ -39,8 +28,8 @@ def test_the_surface_is_timed_and_predicted(tmp_path, capsys):
 def test_a_window_bounds_what_drafts_need():
     """Without one the number grows with the context, with one it falls; a target that drafts for
     itself needs fewer where keys and values outweigh the weights."""
-    options = surface.SurfaceOptions(rounds=0, predicted_batch=(16,), chip=("h100",))
-    whole = [c["break_even"] for c in surface.predicted(options)]
+    far = surface.SurfaceOptions(rounds=0, predicted_batch=(16,), chip=("h100",))
+    whole = [c["break_even"] for c in surface.predicted(far)]
     assert whole == sorted(whole) and whole[-1] < 1 + 4 / 4 + 0.01  # a quarter of the keys
     near = surface.SurfaceOptions(
         rounds=0, predicted_batch=(16,), chip=("h100",), draft_window=1024, draft="self"
@@ -49,6 +38,13 @@ def test_a_window_bounds_what_drafts_need():
     assert own == sorted(own, reverse=True) and own[0] > 3 and own[-1] < 1.3
     with pytest.raises(ValueError, match="add --draft-window"):
         surface.SurfaceOptions(draft="self")
+    refused: tuple[dict[str, Any], ...] = (
+        {"predicted_batch": (0,)}, {"context": (8,)}, {"draft_window": 0},
+    )  # fmt: skip
+    for options in refused:
+        (name,) = options
+        with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}.* at least"):
+            surface.SurfaceOptions(rounds=0, **options)
 
 
 def test_the_attack_is_printed(capsys):

@@ -154,7 +154,7 @@ def _rounded(draft: LanguageModel, dtype: str | None) -> LanguageModel:
         return quantise(draft)
     if dtype is None:
         return draft
-    # Products on a CPU take half as long with rounded activations, and no text depends on them.
+    # Products on a CPU take less time with rounded activations, and no text depends on them.
     made = in_int4(draft)
     return round_activations(made) if _on_one_cpu(draft) else made
 
