@@ -5,8 +5,8 @@ llama.cpp, each in turn in every round, with as many threads as this process may
 are random.  In int4 specjax and OpenVINO have groups of 128 inputs, and llama.cpp has Q4_0 (32).
 In int8 specjax and OpenVINO have a scale for each output, and llama.cpp has Q8_0.
 
-Activations are float32 in `int4` and `int8-packed`, as in a packed folder, and in the engine
-`openvino-float`.  They are rounded to 8 bits in `int4-rounded` and `int8-rounded`, as
+Activations are float32 in `int4`, `nvfp4`, `int8-packed` and `fp8`, as in a packed folder, and in
+the engine `openvino-float`.  They are rounded to 8 bits in `int4-rounded` and `int8-rounded`, as
 `load(activations="int8")` does; in `int8`, as `load(dtype="int8")` does; and in `openvino` and
 `llama.cpp`, whose default that is.  The last column names the faster engine of the same kind.
 """
@@ -29,6 +29,7 @@ import numpy as np
 from jax import Array
 
 from bench.command import Report, run
+from bench.compiled.formats import FORMATS
 from bench.peers.engines import interpreter
 from bench.peers.products import ENGINES, RUNS
 from bench.report import ratio
@@ -41,8 +42,13 @@ from specjax.options.command import parse
 SIZES = {"tiny": (128, 256, 2), "110m": (768, 2048, 12), "1b": (2048, 8192, 6)}
 """Hidden size, MLP size and layers; each layer has two matrices."""
 
-CODES = {"int4": 4, "int4-rounded": 4, "int8": 8, "int8-packed": 8, "int8-rounded": 8}
-_IN_FLOAT = "int4", "int8-packed", "openvino-float"
+CODES = {
+    "int4": 4, "int4-rounded": 4, "nvfp4": 4, "int8": 8, "int8-packed": 8, "int8-rounded": 8,
+    "fp8": 8,
+}  # fmt: skip
+"""The bits of each, which decide what the other engines multiply."""
+
+_IN_FLOAT = "int4", "nvfp4", "int8-packed", "fp8", "openvino-float"
 """Codes and engines whose activations are not rounded."""
 
 _LAST = (((1,), (0,)), ((), ()))
@@ -133,6 +139,8 @@ def ours(hidden: int, mlp: int, layers: int, codes: str, rows: int) -> Callable[
             bits = CODES[codes]
 
             def to(matrix: np.ndarray, bits: int = bits):
+                if codes in ("fp8", "nvfp4"):
+                    return FORMATS[codes](np.zeros_like(matrix))
                 return rounded(matrix, bits, None if bits == 4 else matrix.shape[-1])
 
             matrix = rounded_leaf(wide, True, None, "cpu", to)

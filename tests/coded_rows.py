@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from specjax import kernels
+from specjax.kernels import available
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
@@ -102,6 +103,15 @@ def in_8_bits(x: np.ndarray, group: int) -> np.ndarray:
     parts = x.reshape(*x.shape[:-1], -1, group)
     step = np.maximum(np.abs(parts).max(-1, keepdims=True), np.float32(1e-30)) * np.float32(1 / 127)
     return (np.rint(parts / step).astype(np.float64) * step).reshape(x.shape)
+
+
+def check_rounded(case: Case, rows: tuple[int, ...]):
+    """As `check`, with rounded activations.  AVX2 has a kernel for 4 bits, and VNNI for 8 too."""
+    lanes = available.byte_lanes()
+    if 16 in lanes or (lanes and case.codes.endswith("4")):
+        check(case, rows, rounded=True)
+    else:
+        assert coding(drawn(case), rounded=True) is None
 
 
 def check(case: Case, rows: tuple[int, ...], rounded: bool = False):

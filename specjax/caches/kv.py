@@ -28,10 +28,10 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
+from specjax import kernels
 from specjax._internal.platforms import by_platform, on_gpu, platform_of_shapes
 from specjax.caches.rounded import CACHE_DTYPES, stored, stored_size
 from specjax.contract import Cache
-from specjax.kernels import MOST_TOKENS
 
 _UNROLLED_ROWS = 16
 _GPU_SLOTS = 128
@@ -221,7 +221,7 @@ class KVCache(Cache):
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Stages new keys and values [B, K, N, D] of a single layer; returns all, [B, K, S, D]."""
         (old_keys,), (old_values,) = self.keys, self.values
-        words = self.by_kernel and keys.shape[2] <= MOST_TOKENS
+        words = self.by_kernel and keys.shape[2] <= kernels.MOST_TOKENS
         put = functools.partial(
             stage, start=self.length, sharding=self.sharding, spare=True, words=words
         )

@@ -27,7 +27,6 @@ from specjax._internal.checks import chosen, flag, items, shown, whole
 from specjax._internal.fields import FLAG, check, count, list_of, real
 from specjax._internal.platforms import Device, default_devices, widens_bfloat16
 from specjax.caches import CACHE_DTYPES
-from specjax.files import gguf
 from specjax.files import packed as packed_files
 from specjax.files.config import read_config, text_config
 from specjax.files.folder import (
@@ -61,7 +60,6 @@ from specjax.models import (
     dot_general,
     holds_packed,
     mtp_layout,
-    round_activations,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.types import Weights
@@ -219,6 +217,8 @@ def load(
     if activations is not None:
         if not holds_packed(params):  # a GGUF file of plain numbers
             raise ValueError(unpacked)
+        from specjax.models import round_activations
+
         loaded = round_activations(loaded)
     # A model with only some of the layers has other hidden states than those that MTP reads.
     return loaded if layers is None else dataclasses.replace(loaded, mtp=0)
@@ -271,7 +271,11 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
         name: read_bytes(place / name) for name, place in places.items() if (place / name).exists()
     }
     file = file_of(folder)
-    own = {} if file is None or "tokenizer.json" in files else gguf.tokenizer_in(file)
+    own = {}
+    if file is not None and "tokenizer.json" not in files:
+        from specjax.files import gguf
+
+        own = gguf.tokenizer_in(file)
     files = {**own, **files}
     # The flag of a tied matrix may differ, and a GGUF file has fields of its own.
     if file is not None or json.loads(files[CONFIG]) != config:

@@ -13,7 +13,6 @@ import warnings
 
 from specjax._internal.checks import reworded, shown
 from specjax._internal.fields import one_of
-from specjax.files import gguf
 from specjax.files.folder import (
     CONFIG,
     INDEX,
@@ -43,7 +42,12 @@ def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig
     """
     packed = file_of(folder)
     file = folder / CONFIG if packed is None else packed
-    config = read_json(file) if packed is None else gguf.configuration_of(packed)
+    if packed is None:
+        config = read_json(file)
+    else:
+        from specjax.files import gguf
+
+        config = gguf.configuration_of(packed)
     family = _family(folder, config)
     with named(file):
         check_fields(config)

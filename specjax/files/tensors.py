@@ -26,7 +26,6 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from specjax.files import gguf
 from specjax.files import packed as packed_files
 from specjax.files.folder import file_of, listed, refuse_weights, weight_files
 from specjax.files.headers import FLOATS_OF_8_BITS, KINDS, WHOLE, Stored, open_tensors
@@ -34,7 +33,6 @@ from specjax.models import (
     FUSED,
     Config,
     Family,
-    Int8,
     LinenModel,
     Packed,
     Tensor,
@@ -97,9 +95,12 @@ def read_params(
         infinities in `dtype` (each process reports those that it reads).
     """
     packed = file_of(folder)
-    stored, faults = (
-        open_tensors(weight_files(folder)) if packed is None else gguf.tensors_of(packed)
-    )
+    if packed is None:
+        stored, faults = open_tensors(weight_files(folder))
+    else:
+        from specjax.files import gguf
+
+        stored, faults = gguf.tensors_of(packed)
     refuse_weights(folder, faults if packed is not None else [])
     if scheme is not None:
         stored, more = scheme.open(stored)
@@ -279,6 +280,8 @@ def all_finite(numbers: np.ndarray) -> bool:
 
 def check_written(family: Family, config: TransformerConfig, params: Weights) -> None:
     """Raises ValueError if a parameter that would be written is in int8."""
+    from specjax.models import Int8
+
     leaves = _flat(params)
     if any(isinstance(leaves.get(row.path), Int8) for row in family.tensors(config)):
         raise ValueError(

@@ -62,11 +62,6 @@ def byte_lanes() -> tuple[int, ...]:
         return ()
 
 
-def vnni() -> bool:
-    """Returns whether one instruction adds products of bytes, as against two of AVX2."""
-    return 16 in byte_lanes()
-
-
 @functools.cache
 def made(kind: str, dtype: str, *others: Hashable) -> str | None:
     """Returns the name of a kernel that a function of `calling` makes, or None."""

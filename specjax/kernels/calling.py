@@ -13,7 +13,7 @@ from llvmlite import binding, ir
 
 from specjax.kernels.attending import Attention
 from specjax.kernels.codes import Codes
-from specjax.kernels.coding import Coding
+from specjax.kernels.coding import VNNI, Coding
 from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
@@ -42,7 +42,7 @@ def stacked(dtype: str) -> str:
 def codes(dtype: str, coding: Coding) -> str:
     """Returns the name as `product`, for products with codes that have scales."""
     if coding.rounded:
-        work = RoundedCodes(coding, machine(), 16 in byte_lanes())
+        work = RoundedCodes(coding, machine(), VNNI in byte_lanes())
     else:
         work = (Tiles if coding.tiles else Codes)(coding, machine())
     return _registered(coding.name, work)
@@ -126,7 +126,7 @@ def byte_lanes() -> tuple[int, ...]:
     """Returns the words of vectors whose bytes are multiplied: of 16 with VNNI, of 8 with AVX2."""
     features = binding.get_host_cpu_features()
     if features.get("avx512vnni") and features.get("avx512vl") and features.get("avx512bw"):
-        return 16, 8
+        return VNNI, 8
     return (8,) if features.get("avx2") else ()
 
 

@@ -13,7 +13,7 @@ are written in that order before they are multiplied, for all outputs of a part.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -169,6 +169,27 @@ class Beside:
         shift = ir.Constant(wide, 23 if wide == INT32 else [23] * wide.count)
         return b.bitcast(b.shl(b.zext(scales, wide), shift), real)
 
+    def each_tile(
+        self,
+        first: Value,
+        last: Value,
+        outputs: int,
+        most: int,
+        tile: Callable[[Value, int, Value, int], None],
+    ) -> None:
+        """Writes `tile` for [first, last), `outputs` at once, and for groups of `most` rows.
+
+        It gets the first output and their number, and the first row and their number.
+        """
+        b, emit = self.b, self.emit
+        many = b.add(first, emit.whole(b.sub(last, first), outputs))
+        groups = emit.groups(self.rows, most)
+        for low, high, width in ((first, many, outputs), (many, last, 1)):
+            with emit.loop(low, high, width) as (i, _, _):
+                for group in groups:
+                    with emit.loop(*group) as (m, _, _):
+                        tile(i, width, m, group[2])
+
     def of_fp8(self, codes: Value) -> Value:
         """Returns numbers of e4m3, over `_FP8`: float16 has them, subnormal ones too."""
         b, half = self.b, _like(codes, INT16)
@@ -211,8 +232,8 @@ class _Part(Beside):
         few, most = (2, 6) if self.machine.registers >= 32 else (1, 2)
         some = b.icmp_signed("<=", self.rows, word(few))
         middle = b.select(some, self.last, self.first)
-        self._multiply(self.first, middle, 4, few)
-        self._multiply(middle, self.last, 2, most)
+        self.each_tile(self.first, middle, 4, few, self._tile)
+        self.each_tile(middle, self.last, 2, most, self._tile)
         if taken is not None:
             b.call(emit.c("free"), [taken])
         b.ret_void()
@@ -227,16 +248,6 @@ class _Part(Beside):
                 mine = emit.lanes(read, range(j, block, 8))
                 emit.write(mine, to, b.add(at, word(j * self.lanes)), 4)
         self.x = to
-
-    def _multiply(self, first: Value, last: Value, outputs: int, most: int) -> None:
-        b, emit = self.b, self.emit
-        many = b.add(first, emit.whole(b.sub(last, first), outputs))
-        groups = emit.groups(self.rows, most)
-        for low, high, width in ((first, many, outputs), (many, last, 1)):
-            with emit.loop(low, high, width) as (i, _, _):
-                for group in groups:
-                    with emit.loop(*group) as (m, _, _):
-                        self._tile(i, width, m, group[2])
 
     def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
         """Computes the products of some rows with some outputs."""

@@ -19,6 +19,9 @@ Sums of 512 products of 8 bits are exact in float32.
 """
 
 
+VNNI = 16
+"""The words of vectors whose bytes only VNNI multiplies; AVX2 has vectors of 8."""
+
 _STEP = 128
 """The most activations that share a step."""
 

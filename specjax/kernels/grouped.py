@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.kernels import available
-from specjax.kernels.coding import ALL, Coding
+from specjax.kernels.coding import ALL, VNNI, Coding
 
 _MOST_ROWS = {8: 16, 16: 32}
 """The most rows for which the kernels were faster than XLA, by the float32 numbers of a vector.
@@ -78,7 +78,7 @@ def coding_of(
     )  # fmt: skip
     if rounded:
         widths = available.byte_lanes()
-        found = (made.in_bytes(inputs, width, available.vnni()) for width in widths)
+        found = (made.in_bytes(inputs, width, VNNI in widths) for width in widths)
         return next((each for each in found if each is not None), None)
     if available.tiles() and (tiled := made.in_tiles(inputs, codes.shape[-2])) is not None:
         return tiled

@@ -32,7 +32,7 @@ _BYTE = INT8.as_pointer()
 class RoundedCodes(Codes):
     """The `sharing.Work` as `Codes`."""
 
-    vnni: bool = True
+    vnni: bool = True  # else AVX2
 
     def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
         """Returns one part for a single thread, since each part rounds the activations anew."""
@@ -91,8 +91,8 @@ class _Part(Beside):
         many = (8 if self.coding.bits == 4 else 6) if self.machine.registers >= 32 else 4
         one = b.icmp_signed("<=", self.rows, word(1))
         middle = b.select(one, self.last, self.first)
-        self._multiply(self.first, middle, 4, 1)
-        self._multiply(middle, self.last, many, 2)
+        self.each_tile(self.first, middle, 4, 1, self._tile)
+        self.each_tile(middle, self.last, many, 2, self._tile)
         b.call(emit.c("free"), [self.held])
         b.ret_void()
 
@@ -152,16 +152,6 @@ class _Part(Beside):
                 for x, y in zip(made[0::2], made[1::2], strict=True)
             ]
         return made[0]
-
-    def _multiply(self, first: Value, last: Value, outputs: int, most: int) -> None:
-        b, emit = self.b, self.emit
-        many = b.add(first, emit.whole(b.sub(last, first), outputs))
-        groups = emit.groups(self.rows, most)
-        for low, high, width in ((first, many, outputs), (many, last, 1)):
-            with emit.loop(low, high, width) as (i, _, _):
-                for group in groups:
-                    with emit.loop(*group) as (m, _, _):
-                        self._tile(i, width, m, group[2])
 
     def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
         """Computes the products of some rows with some outputs."""

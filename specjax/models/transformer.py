@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +37,12 @@ from specjax.models.attention import attend, cpu_attend, gpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import Dense, Norm, Pending, look_up, named_param, scaled
 from specjax.models.mixers import Attention, AttentionSizes, Rotations
-from specjax.models.per_layer import Embedded, PerLayerInput
 from specjax.models.products import dot_general
 from specjax.models.vocabulary import on_target
 from specjax.types import ModelOutput
+
+if TYPE_CHECKING:
+    from specjax.models.per_layer import Embedded
 
 _Slots = Memory | tuple[Array, Array] | None
 _Memory = _Slots | LayerState | Both  # the cache of one layer, or what its owner has of it
@@ -84,6 +86,8 @@ class Layer(nn.Module):
         assert not isinstance(x, Pending)
         x, written = self._branches(x, rotations, memory, visible)
         if embedded is not None:
+            from specjax.models.per_layer import PerLayerInput
+
             x = PerLayerInput(self.config, self.dense, name="per_layer")(x, embedded)
         if self.config.layer_scale:
             ones = nn.initializers.ones_init()
@@ -301,6 +305,8 @@ class Transformer(nn.Module):
         if c.per_layer_size:
             ones = nn.initializers.ones_init()
             weights = named_param(self, "per_layer_norm", ones, ("norm",), (c.per_layer_size,))
+            from specjax.models.per_layer import Embedded
+
             embedded = Embedded(tokens, x, weights)
 
         block = nn.remat(Layer) if self.remat else Layer

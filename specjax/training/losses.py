@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.models import Int8, int8_dot_general
+from specjax import models
 from specjax.sampling import Sampling, warp
 from specjax.training import divergences
 from specjax.training.divergences import Divergence, blend
@@ -36,15 +36,15 @@ _LAST_FIRST = (((1,), (0,)), ((), ()))
 class Teacher:
     """The output matrix of a target, which maps hidden states to logits without a gradient."""
 
-    matrix: Array | Int8  # [E, V]
+    matrix: Array | models.Int8  # [E, V]
     softcap: float | None = struct.field(pytree_node=False, default=None)
     # The first tokens that count, where the vocabulary is padded to another size than the draft's.
     size: int | None = struct.field(pytree_node=False, default=None)
 
     def logits(self, hidden: Array) -> Array:
         """Maps [C, E] to [C, V] float32, in int8 if the target multiplies so, else in bfloat16."""
-        if isinstance(self.matrix, Int8):
-            product = int8_dot_general(hidden, self.matrix.unbox(), _LAST_FIRST)
+        if isinstance(self.matrix, models.Int8):
+            product = models.int8_dot_general(hidden, self.matrix.unbox(), _LAST_FIRST)
         else:
             product = mixed_dot_general(hidden, self.matrix, _LAST_FIRST)
         return capped(product.astype(jnp.float32), self.softcap)[:, : self.size]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from coded_rows import CASES, IN_BYTES, Case, check, coding, drawn, in_8_bits
+from coded_rows import CASES, IN_BYTES, Case, check, check_rounded, coding, drawn, in_8_bits
 
 from specjax import kernels
 from specjax.kernels import available, calling
@@ -38,8 +38,7 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
 @pytest.mark.parametrize("case", IN_BYTES[1::2], ids=str)
 def test_rounded_activations_are_multiplied_in_whole_numbers(case: Case):
     """`tests/product/test_few_rows.py` has the other cases."""
-    if 16 in available.byte_lanes() or case.codes == "int4":
-        check(case, (1, 2, 5), rounded=True)
+    check_rounded(case, (1, 2, 5))
 
 
 def test_bytes_are_multiplied_without_vnni(monkeypatch: pytest.MonkeyPatch):

@@ -97,6 +97,7 @@ def test_a_broken_file_is_refused_with_its_line(tmp_path, case):
         (gzip.compress(b"\n{\n"), "HumanEval.jsonl.gz, line 2: Expecting"),
         (gzip.compress(b"[]\n"), r"line 1: it is \[\], not an object"),
     ],
+    ids=["no gzip", "cut", "other bytes", "no JSON", "a list"],  # an archive has a time in it
 )
 def test_a_damaged_archive_is_named(tmp_path, content, message):
     (tmp_path / "HumanEval.jsonl.gz").write_bytes(content)

@@ -1,7 +1,7 @@
 """The kernels for few rows with more processors and dtypes than in `tests/core`."""
 
 import pytest
-from coded_rows import CASES, IN_BYTES, check
+from coded_rows import CASES, IN_BYTES, check, check_rounded
 from few_rows import check_loaded, check_other_processor
 
 from specjax.kernels import available
@@ -35,5 +35,4 @@ def test_products_with_codes_are_right_and_their_bits_do_not_depend_on_the_rows(
 
 @pytest.mark.parametrize("case", IN_BYTES[::2], ids=str)
 def test_products_of_rounded_activations_are_right(case):
-    if 16 in available.byte_lanes() or (case.codes == "int4" and available.byte_lanes()):
-        check(case, tuple(range(1, 16)), rounded=True)
+    check_rounded(case, tuple(range(1, 16)))

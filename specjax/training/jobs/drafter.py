@@ -219,13 +219,17 @@ def initial_params(
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), own)
 
 
+_FORM = ("dot_general", "attend")
+"""Fields that say how a network computes, and not what."""
+
+
 def _differences(theirs: object, mine: object, name: str = "") -> list[str]:
     """Returns a line for each field in which two configurations differ."""
     if type(theirs) is type(mine) and dataclasses.is_dataclass(mine):
         return [
             line
             for field in dataclasses.fields(mine)
-            if field.compare
+            if field.compare and field.name not in _FORM
             for line in _differences(
                 vars(theirs)[field.name], vars(mine)[field.name], f"{name}.{field.name}"
             )
