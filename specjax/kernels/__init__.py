@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from specjax.kernels.available import usable
     from specjax.kernels.coding import Coding, together
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
-    from specjax.kernels.gpu_codes import (
-        few_rows_of_codes_on_gpu,
-        parts_of_codes,
-        takes_codes_on_gpu,
-    )
+    from specjax.kernels.gpu_codes import Codes, few_rows_of_codes_on_gpu
     from specjax.kernels.gpu_experts import few_experts_on_gpu, takes_experts_on_gpu
     from specjax.kernels.gpu_filters import least_kept_on_gpu
     from specjax.kernels.gpu_norms import (
@@ -49,6 +45,7 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "MOST_NORMED_ROWS",
     "MOST_TOKENS",
+    "Codes",
     "Coding",
     "coding_of",
     "few_experts_on_gpu",
@@ -61,14 +58,12 @@ __all__ = [
     "few_rows_of_codes_on_gpu",
     "least_kept_on_gpu",
     "most_rows",
-    "parts_of_codes",
     "parts_of_products",
     "summed_norm_on_gpu",
     "takes",
     "takes_attention",
     "takes_attention_on_gpu",
     "takes_codes",
-    "takes_codes_on_gpu",
     "takes_experts_on_gpu",
     "takes_pages",
     "takes_stacked",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ MOST_ROWS = 64
 """The most rows of a product; of more, the multiplications take longer than the bytes."""
 
 _ROWS = 16  # the fewest rows of a product of tensor cores
-_INPUTS = (128, 64, 32, 16)  # that are read at once
-_COLUMNS = (64, 32, 16)
+_INPUTS = 128, 64, 32, 16  # that are read at once
+_COLUMNS = 64, 32, 16
+_DTYPES = "bfloat16", "float16", "float32"
 
 _PROGRAMS, _MOST_PARTS, _LEAST = 256, 16, 256
 """Programs that keep an H100's 132 processors busy, the most parts of a matrix, and the fewest
@@ -37,31 +38,82 @@ It is traced inside the kernel.
 """
 
 
-def takes_codes_on_gpu(rows: int, codes: Array, dtype: Any) -> bool:
-    """Returns whether `few_rows_of_codes_on_gpu` multiplies `rows` rows of a dtype with codes.
+class Codes(NamedTuple):
+    """A packed matrix, or a stack [E] of them."""
 
-    Args:
-      codes: [groups, inputs of a group, out].
-    """
-    groups, size, columns = codes.shape
-    return (
-        0 < rows <= MOST_ROWS
-        and jnp.dtype(dtype).name in ("bfloat16", "float16", "float32")
-        and _block(groups, size) is not None
-        and columns % _COLUMNS[-1] == 0
-    )
+    codes: Array  # [..., groups, inputs of a group, O], of 4 or 8 bits
+    others: Sequence[Array]  # [..., groups or 1, O] each
+    widen: Widen
+
+    @classmethod
+    def plain(cls, stack: Array) -> Codes:
+        """Returns matrices [..., I, O] as they are, in one group."""
+        return cls(stack[..., None, :, :], (), lambda codes, others: codes)
+
+    @property
+    def group(self) -> int:
+        """The number of inputs of a group."""
+        return self.codes.shape[-2]
+
+    @property
+    def columns(self) -> int:
+        return self.codes.shape[-1]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the arrays, which say how the matrix is read."""
+        return tuple(array.shape for array in (self.codes, *self.others))
+
+    @property
+    def width(self) -> int | None:
+        """The columns that a program computes; None: there is no such program."""
+        return next((width for width in _COLUMNS if self.columns % width == 0), None)
+
+    def block(self, most: int = _INPUTS[0]) -> int | None:
+        """Returns the inputs of a block: whole groups, or an equal part of one.
+
+        None: there is no such block.
+        """
+        groups, size = self.codes.shape[-3:-1]
+        for block in _INPUTS:
+            fits = size % block == 0 or block % size == 0
+            if block <= most and groups * size % block == 0 and fits:
+                return block
+        return None
+
+    @property
+    def parts(self) -> int:
+        """The number P of parts in which a matrix is multiplied, each of as many blocks."""
+        groups, size, columns = self.codes.shape
+        block, width = self.block(), self.width
+        assert block is not None and width is not None
+        blocks, parts = groups * size // block, 1
+        while (
+            parts < _MOST_PARTS
+            and parts * columns // width < _PROGRAMS
+            and blocks % (2 * parts) == 0
+            and blocks * block // (2 * parts) >= _LEAST
+        ):
+            parts *= 2
+        return parts
+
+    def flat(self) -> list[Array]:
+        """Returns the arrays, with codes [..., inputs, O], which `read_block` reads."""
+        *stack, groups, size, columns = self.codes.shape
+        return [self.codes.reshape(*stack, groups * size, columns), *self.others]
+
+    def takes(self, rows: int, dtype: Any) -> bool:
+        """Returns whether a kernel multiplies `rows` rows of a dtype with it."""
+        there = self.block() is not None and self.width is not None
+        return 0 < rows <= MOST_ROWS and jnp.dtype(dtype).name in _DTYPES and there
 
 
-def few_rows_of_codes_on_gpu(
-    x: Array, codes: Array, others: Sequence[Array], widen: Widen, interpret: bool = False
-) -> Array:
+def few_rows_of_codes_on_gpu(x: Array, matrix: Codes, interpret: bool = False) -> Array:
     """Multiplies rows with a packed matrix, in a program for one GPU.
 
     Args:
       x: [M, I], at most `MOST_ROWS` rows.  Codes of further inputs are not used.
-      codes: [groups, inputs of a group, O] of 4 or 8 bits.
-      others: arrays [groups or 1, O].
-      widen: makes numbers of codes and of the others; they are rounded to the dtype of x.
+      matrix: its numbers are rounded to the dtype of x.
       interpret: compute what the kernel computes, on any platform, slowly.
 
     Returns:
@@ -70,94 +122,52 @@ def few_rows_of_codes_on_gpu(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    groups, size, columns = codes.shape
-    block, width, parts = _sizes(codes)
+    arrays, width, parts, block = matrix.flat(), matrix.width, matrix.parts, matrix.block()
+    assert width is not None and block is not None
 
     def cut(array: Array) -> pl.BlockSpec:
         return pl.BlockSpec((array.shape[0], width), lambda column, part: (0, column))
 
-    flat = codes.reshape(groups * size, columns)
     return pl.pallas_call(
-        functools.partial(_product, block, size, parts, widen),
-        out_shape=jax.ShapeDtypeStruct((parts, len(x), columns), jnp.float32),
-        grid=(columns // width, parts),
-        in_specs=[
-            pl.BlockSpec(x.shape, lambda column, part: (0, 0)),
-            cut(flat),
-            *map(cut, others),
-        ],
+        functools.partial(_product, matrix.group, block, parts, matrix.widen),
+        out_shape=jax.ShapeDtypeStruct((parts, len(x), matrix.columns), jnp.float32),
+        grid=(matrix.columns // width, parts),
+        in_specs=[pl.BlockSpec(x.shape, lambda column, part: (0, 0)), *map(cut, arrays)],
         out_specs=pl.BlockSpec((None, len(x), width), lambda column, part: (part, 0, column)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
         name="few_rows_of_codes",
-    )(x, flat, *others)
+    )(x, *arrays)
 
 
-def parts_of_codes(codes: Array) -> int:
-    """Returns the number P of parts in which a matrix is multiplied."""
-    return _sizes(codes)[2]
+def _product(group: int, block: int, parts: int, widen: Widen, x: Any, *references: Any) -> None:
+    """Computes one part of some columns.
 
-
-def _sizes(codes: Array) -> tuple[int, int, int]:
-    """Returns the inputs of a block, the columns of a program, and the parts."""
-    groups, size, columns = codes.shape
-    block = _block(groups, size)
-    assert block is not None
-    width = next(width for width in _COLUMNS if columns % width == 0)
-    blocks, parts = groups * size // block, 1
-    while (
-        parts < _MOST_PARTS
-        and parts * columns // width < _PROGRAMS
-        and blocks % (2 * parts) == 0
-        and blocks * block // (2 * parts) >= _LEAST
-    ):
-        parts *= 2
-    return block, width, parts
-
-
-def _block(groups: int, size: int) -> int | None:
-    """Returns the inputs of a block: whole groups, or an equal part of one; None: there is none."""
-    for block in _INPUTS:
-        if groups * size % block == 0 and (size % block == 0 or block % size == 0):
-            return block
-    return None
-
-
-def _product(
-    block: int, size: int, parts: int, widen: Widen, x: Any, codes: Any, *others: Any
-) -> None:
-    """Computes one part of some columns; arguments but the first four are references."""
+    Args:
+      group: its inputs.
+      block: inputs that are multiplied at once.
+      parts: of the matrix.
+      widen: of it.
+      x: a reference, as the others are.
+      references: to the arrays of `Codes.flat`, and to the result.
+    """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    *others, out = others
-    (rows, inputs), (places, width) = x.shape, codes.shape
+    *held, out = references
+    (rows, inputs), (places, width) = x.shape, held[0].shape
     part, each = pl.program_id(1), places // block // parts
-    share = min(block, size)  # of a group, in a block
     tiles = [jnp.arange(_ROWS) + first for first in range(0, rows, _ROWS)]
 
-    def of_groups(array: Any, first: Array) -> Array:
-        if array.shape[0] == 1:
-            return triton.load(array.at[:, :])
-        return triton.load(array.at[pl.ds(first, block // share), :])
-
     def step(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        start = number * block
-        held = triton.load(codes.at[pl.ds(start, block), :])
-        if held.dtype.name in ("int4", "uint4"):
-            held = held.astype(jnp.int8 if held.dtype.name == "int4" else jnp.uint8)
-        group = start // size
-        wide = widen(
-            held.reshape(block // share, share, width),
-            [of_groups(array, group) for array in others],
-        )
-        matrix = wide.reshape(block, width).astype(x.dtype)
-        place, made = start + jnp.arange(block)[None], []
+        start, made = number * block, []
+        numbers = read_block(held, widen, group, start, block).astype(x.dtype)
+        place = start + jnp.arange(block)[None]
         for tile, total in zip(tiles, sums, strict=True):
             at = [jnp.broadcast_to(index, (_ROWS, block)) for index in (tile[:, None], place)]
             there = (at[0] < rows) & (at[1] < inputs)
             some = triton.load(x.at[tuple(at)], mask=there, other=0.0)
-            made.append(total + _times(some, matrix))
+            made.append(total + times(some, numbers))
         return tuple(made)
 
     zeros = jnp.zeros((_ROWS, width), jnp.float32)
@@ -168,7 +178,36 @@ def _product(
         triton.store(out.at[row, column], total, mask=row < rows)
 
 
-def _times(x: Array, y: Array) -> Array:
+def read_block(
+    held: Sequence[Any], widen: Widen, group: int, start: Array, block: int, *stack: Array
+) -> Array:
+    """Returns a block [block, C] of numbers, inside a kernel.
+
+    Args:
+      held: references to the arrays of `Codes.flat`, of which C columns are there.
+      widen: of the matrix.
+      group: its inputs.
+      start: the first input of the block.
+      block: its inputs.
+      stack: the number of the matrix in a stack.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    share = min(block, group)  # the inputs of one group
+
+    def of_groups(array: Any) -> Array:
+        groups = pl.ds(0, 1) if array.shape[-2] == 1 else pl.ds(start // group, block // share)
+        return triton.load(array.at[(*stack, groups, slice(None))])
+
+    codes = triton.load(held[0].at[(*stack, pl.ds(start, block), slice(None))])
+    if codes.dtype.name == "uint4":
+        codes = codes.astype(jnp.uint8)
+    wide = widen(codes.reshape(block // share, share, -1), [*map(of_groups, held[1:])])
+    return wide.reshape(block, -1)
+
+
+def times(x: Array, y: Array) -> Array:
     """Multiplies two matrices; by default those of float32 would be of TensorFloat-32."""
     return jax.lax.dot_general(
         x,

@@ -9,7 +9,7 @@ for a TPU would write the wide matrix first.  XLA:CPU would write it in any case
 are [out, in].  Few rows are multiplied by a kernel that widens codes in registers, if there is one
 for their layout (`kernels.coding_of`).  Else the product takes a few outputs at a time, and their
 wide rows stay in the cache.  XLA for a GPU would write the wide matrix too, and few rows are
-multiplied by a kernel there (`kernels.takes_codes_on_gpu`).
+multiplied by a kernel there (`kernels.few_rows_of_codes_on_gpu`).
 
 The wide numbers are computed in float32 and rounded once to the dtype of the activations, so they
 are those of a matrix that was dequantised when it was loaded.  Where a format divides the scales by
@@ -182,6 +182,13 @@ class PackedKernel:
         x, packed = _in_order(x, self.stored)
         return _parts_on_gpu(_rounded(x, packed), packed)
 
+    def inputs_of(self, x: Array, numbers: Array) -> Array:
+        """Returns rows x [M, in] as the codes of matrices `numbers` [M] of a stack have them."""
+        order = self.stored.order
+        if order is not None:
+            x = jnp.take_along_axis(x, order[numbers], axis=1)
+        return _rounded(x, self.stored)
+
     def product_with(self, x: Array, number: Array, alone: bool) -> Array:
         """Computes x [M, in] times the matrix `number` of a stack, in float32."""
         return _product(x, self.stored, alone, jnp.float32, number)
@@ -271,33 +278,37 @@ def _fused(x: Array, packed: Packed, result: DTypeLike) -> Array:
 _OF_GROUPS = ("scales", "zeros", "whole", "least")
 
 
+def of_kernel(packed: Packed) -> kernels.Codes:
+    """Returns a matrix in groups, or a stack of them, as the kernels for a GPU read it."""
+    held = {name: getattr(packed, name) for name in _OF_GROUPS}
+    there = {name: array for name, array in held.items() if array is not None}
+    form = jax.tree.map(lambda part: None, packed)
+
+    def widen(codes: Array, arrays: Sequence[Array]) -> Array:
+        given = dict(zip(there, arrays, strict=True))
+        return _widened_groups(dataclasses.replace(form, codes=codes, **given), True)
+
+    return kernels.Codes(packed.codes, list(there.values()), widen)
+
+
 def _parts_on_gpu(x: Array, packed: Packed) -> Array:
     """Returns products [P, ..., out] in float32 whose sum is the product.
 
     The arrays are on one GPU; P is 1 where no kernel multiplies them.
     """
-    if kernels.takes_codes_on_gpu(x.size // x.shape[-1], packed.codes, x.dtype):
+    if of_kernel(packed).takes(x.size // x.shape[-1], x.dtype):
         return _by_kernel_of_gpu(x, packed)
     return _fused(x, packed, jnp.float32)[None]
 
 
 @jax.custom_jvp
 def _by_kernel_of_gpu(x: Array, packed: Packed) -> Array:
-    held = {name: getattr(packed, name) for name in _OF_GROUPS}
-    there = [name for name, array in held.items() if array is not None]
-
-    def widen(codes: Array, arrays: Sequence[Array]) -> Array:
-        block = dataclasses.replace(packed, codes=codes, **dict(zip(there, arrays, strict=True)))
-        return _widened_groups(block, True)
-
     def gpu(x: Array, packed: Packed) -> Array:
-        rows = x.reshape(-1, x.shape[-1])
-        arrays = [getattr(packed, name) for name in there]
-        made = kernels.few_rows_of_codes_on_gpu(rows, packed.codes, arrays, widen)
+        made = kernels.few_rows_of_codes_on_gpu(x.reshape(-1, x.shape[-1]), of_kernel(packed))
         return made.reshape(-1, *x.shape[:-1], made.shape[-1])
 
     def other(x: Array, packed: Packed) -> Array:
-        more = kernels.parts_of_codes(packed.codes) - 1
+        more = of_kernel(packed).parts - 1
         y = _fused(x, packed, jnp.float32)
         return jnp.pad(y[None], ((0, more), *[(0, 0)] * y.ndim))
 
