@@ -18,13 +18,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 MOST_ROWS = 64
 """The most rows of a product; of more, the multiplications take longer than the bytes."""
 
 _ROWS = 16  # the fewest rows of a product of tensor cores
 _INPUTS = 128, 64, 32, 16  # that are read at once
-_COLUMNS = 64, 32, 16
+_COLUMN = 256
+"""The bytes of a column of a block, at most: an L4 has no room for more in float32."""
+
+_COLUMNS = 64, 32, 16  # that a program computes
 _DTYPES = "bfloat16", "float16", "float32"
 
 _PROGRAMS, _MOST_PARTS, _LEAST = 256, 16, 256
@@ -69,23 +73,27 @@ class Codes(NamedTuple):
         """The columns that a program computes; None: there is no such program."""
         return next((width for width in _COLUMNS if self.columns % width == 0), None)
 
-    def block(self, most: int = _INPUTS[0]) -> int | None:
+    def block(self, dtype: DTypeLike, bytes_of_column: int = _COLUMN) -> int | None:
         """Returns the inputs of a block: whole groups, or an equal part of one.
 
         None: there is no such block.
+
+        Args:
+          dtype: of the numbers that are multiplied.
+          bytes_of_column: the most that a column of the block takes.
         """
         groups, size = self.codes.shape[-3:-1]
+        most = bytes_of_column // jnp.dtype(dtype).itemsize
         for block in _INPUTS:
             fits = size % block == 0 or block % size == 0
             if block <= most and groups * size % block == 0 and fits:
                 return block
         return None
 
-    @property
-    def parts(self) -> int:
-        """The number P of parts in which a matrix is multiplied, each of as many blocks."""
+    def parts(self, dtype: DTypeLike) -> int:
+        """Returns the number P of parts in which a matrix is multiplied, each of as many blocks."""
         groups, size, columns = self.codes.shape
-        block, width = self.block(), self.width
+        block, width = self.block(dtype), self.width
         assert block is not None and width is not None
         blocks, parts = groups * size // block, 1
         while (
@@ -102,9 +110,9 @@ class Codes(NamedTuple):
         *stack, groups, size, columns = self.codes.shape
         return [self.codes.reshape(*stack, groups * size, columns), *self.others]
 
-    def takes(self, rows: int, dtype: Any) -> bool:
+    def takes(self, rows: int, dtype: DTypeLike) -> bool:
         """Returns whether a kernel multiplies `rows` rows of a dtype with it."""
-        there = self.block() is not None and self.width is not None
+        there = self.block(dtype) is not None and self.width is not None
         return 0 < rows <= MOST_ROWS and jnp.dtype(dtype).name in _DTYPES and there
 
 
@@ -122,7 +130,8 @@ def few_rows_of_codes_on_gpu(x: Array, matrix: Codes, interpret: bool = False) -
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    arrays, width, parts, block = matrix.flat(), matrix.width, matrix.parts, matrix.block()
+    arrays, width = matrix.flat(), matrix.width
+    parts, block = matrix.parts(x.dtype), matrix.block(x.dtype)
     assert width is not None and block is not None
 
     def cut(array: Array) -> pl.BlockSpec:

@@ -27,7 +27,7 @@ MOST_TOKENS = 64
 """The most tokens of a pass; of more, most experts have several tiles of rows anyway."""
 
 _ROWS = 16  # the fewest rows of a product of tensor cores
-_INPUTS = 64  # that are read at once, at most
+_COLUMN = 128  # the bytes of a column of a block, at most: several stacks have one at once
 
 
 def takes_experts_on_gpu(x: Array, chosen: Array, stack: Codes) -> bool:
@@ -53,7 +53,7 @@ def few_experts_on_gpu(
     from jax.experimental.pallas import triton
 
     pairs, columns, width = len(x), stacks[0].columns, stacks[0].width
-    block = stacks[0].block(_INPUTS)
+    block = stacks[0].block(x.dtype, _COLUMN)
     assert width is not None and block is not None
     shape = jax.ShapeDtypeStruct((pairs, columns), x.dtype)
     arrays = [array for stack in stacks for array in stack.flat()]

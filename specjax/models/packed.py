@@ -308,7 +308,7 @@ def _by_kernel_of_gpu(x: Array, packed: Packed) -> Array:
         return made.reshape(-1, *x.shape[:-1], made.shape[-1])
 
     def other(x: Array, packed: Packed) -> Array:
-        more = of_kernel(packed).parts - 1
+        more = of_kernel(packed).parts(x.dtype) - 1
         y = _fused(x, packed, jnp.float32)
         return jnp.pad(y[None], ((0, more), *[(0, 0)] * y.ndim))
 

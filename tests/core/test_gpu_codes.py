@@ -43,8 +43,13 @@ def padded(leaf: Packed) -> kernels.Codes:
     return kernels.Codes(jnp.pad(codes, ((0, 0), (0, more), (0, 0))), others, widen)
 
 
-@pytest.mark.parametrize("case", [case for case in CONFIGS if "experts" not in case])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        *((case, "float32") for case in CONFIGS if "experts" not in case),
+        *((case, "bfloat16") for case in ("fp8-blocks", "nvfp4", "gptq-act-order")),
+    ],
+)
 def test_products_are_those_of_the_numbers(case, dtype):
     """Within rounding; and a row has the same bits alone and beside 20 others."""
     leaf = leaf_of(case)
@@ -55,7 +60,7 @@ def test_products_are_those_of_the_numbers(case, dtype):
     x = jnp.asarray(x, dtype)
     few = jax.jit(lambda x: kernels.few_rows_of_codes_on_gpu(x, codes, interpret=True))
     made = np.asarray(few(x))
-    assert made.shape == (codes.parts, 21, wide.shape[1])
+    assert made.shape == (codes.parts(dtype), 21, wide.shape[1])
     wanted = np.asarray(x, np.float64) @ wide.astype(np.float64)
     np.testing.assert_allclose(made.sum(0), wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
     np.testing.assert_array_equal(np.asarray(few(x[20:])), made[:, 20:])
@@ -100,7 +105,7 @@ def test_what_the_kernel_takes(shape, rows, dtype, taken):
 
 def test_parts_keep_a_gpu_busy_and_depend_on_the_matrix_alone():
     shapes = (16, 128, 2048), (16, 128, 8192), (64, 128, 2048), (1, 256, 64)
-    assert [matrix(*shape).parts for shape in shapes] == [8, 2, 8, 1]
+    assert [matrix(*shape).parts("bfloat16") for shape in shapes] == [8, 2, 8, 1]
 
 
 def found_in(name, form, *arrays):
@@ -137,7 +142,7 @@ def test_parts_add_up_on_other_platforms():
     leaf = leaf_of("gptq-act-order")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, leaf.inputs)), jnp.float32)
     parts = leaf.unbox().product_in_parts(x)
-    assert parts.shape == (of_kernel(leaf).parts, 2, 3, leaf.shape[1])
+    assert parts.shape == (of_kernel(leaf).parts(x.dtype), 2, 3, leaf.shape[1])
     wanted = dot_general(x, leaf.unbox(), (((2,), (0,)), ((), ())))
     np.testing.assert_array_equal(parts.sum(0), wanted)
 
