@@ -28,6 +28,7 @@ import dataclasses
 import functools
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -241,13 +242,13 @@ class Device:
             for width in self._decoders:
                 self._run(width, 1, np.zeros(self.slots, bool))
         nothing = np.zeros(self.slots, np.int32)
-        self.peek(nothing, nothing)
+        self.peek(nothing, nothing)()
         self.recorded(0)
         taken = []
         for _ in range(_EMPTY_TURNS):
             began = time.perf_counter()
             self._run(self.several.num_nodes, 1)  # all rows are done
-            self.peek(nothing, nothing)
+            self.peek(nothing, nothing)()
             taken.append(time.perf_counter() - began)
         self.turn_seconds = statistics.median(taken)
 
@@ -420,22 +421,31 @@ class Device:
             state = dataclasses.replace(state, done=self._resumed(waiting, done, state.done))
         self.state = state
 
-    def peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
-        """Returns the new tokens of each slot, given the numbers of tokens that are already known.
+    def peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
+        """Asks for the new tokens of each slot, given the numbers of those that are already known.
 
-        It waits until the device has finished.
+        Returns:
+          A function that waits until the device has finished, and returns them.
         """
         state = self.state
         assert state is not None
         packed = self._peek(
             (state.tokens, state.length, state.done, state.stats, state.proposer), length, written
         )
-        news = []
-        for before, line in zip(length.tolist(), np.asarray(packed).tolist(), strict=True):
-            counts, (now, done), window = line[:_COUNTS], line[_COUNTS:][:2], line[_COUNTS + 2 :]
-            new, half = now - before, len(window) // 2
-            tokens, origin = window[:half][:new], window[half:][:new]
-            news.append(News(now, bool(done), tokens, origin, tuple(counts)))
+
+        def news() -> list[News]:
+            made = []
+            for before, line in zip(length.tolist(), np.asarray(packed).tolist(), strict=True):
+                counts, (now, done), window = (
+                    line[:_COUNTS],
+                    line[_COUNTS:][:2],
+                    line[_COUNTS + 2 :],
+                )
+                new, half = now - before, len(window) // 2
+                tokens, origin = window[:half][:new], window[half:][:new]
+                made.append(News(now, bool(done), tokens, origin, tuple(counts)))
+            return made
+
         return news
 
     def recorded(self, slot: int) -> Logprobs | None:

@@ -80,6 +80,20 @@ class _Slot:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Undelivered:
+    """What the device has said of a row, until its text is delivered."""
+
+    number: int  # of the slot
+    slot: _Slot  # which may be free by now, if the row is done
+    handle: Handle
+    prepared: Prepared
+    new: News
+    length: int  # of prompt and output before
+    written: int  # tokens before, by the device
+    recorded: Logprobs | None  # of all tokens of the row
+
+
+@dataclasses.dataclass(frozen=True)
 class Load:
     """The numbers of waiting and running requests of an engine, and its counts so far."""
 
@@ -124,6 +138,8 @@ class Scheduler:
         self._finished = self._cancelled = self._prompt_tokens = self._copied_tokens = 0
         self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
         self._turn_seconds = 0.0  # of a turn without reading
+        self._undelivered: list[_Undelivered] = []
+        self._arrived: float | None = None  # when the turn before was done; None: there was none
         self._paging = None if device.pages is None else Paging(device)
         self._numbers, self._set_back_rows = itertools.count(), 0
         self._thread = threading.Thread(target=self._serve, name="specjax engine", daemon=True)
@@ -206,6 +222,7 @@ class Scheduler:
     def pause(self, mode: str) -> int:
         """Stops the turns, as `Engine.pause`; for `call`.  Returns how many requests there were."""
         count = len(self._queue) + (self._admission is not None) + len(self._running())
+        self._deliver_all()
         if mode == "abort":
             with self._changed:
                 handles = [admission.handle for admission in self._queue]
@@ -307,6 +324,8 @@ class Scheduler:
     def _serve(self) -> None:
         try:
             while self._wait_for_work():
+                if self._calls or self._paused:
+                    self._deliver_all()
                 while self._calls:
                     self._calls.popleft()()
                 if self._paused:
@@ -326,6 +345,7 @@ class Scheduler:
             waiting = [admission.handle for admission in self._queue]
             self._queue.clear()
         waiting += [self._admission.handle] if self._admission else []
+        waiting += [one.handle for one in self._undelivered if one.new.done]
         for handle in (*waiting, *(slot.handle for slot in self._slots if slot.handle)):
             handle.fail(error)
 
@@ -345,10 +365,14 @@ class Scheduler:
 
     def _has_work(self) -> bool:
         running = any(slot.handle is not None for slot in self._slots)
-        return bool(self._queue) or self._admission is not None or running
+        waiting = bool(self._queue) or self._admission is not None
+        return waiting or running or bool(self._undelivered)
 
     def _turn(self) -> None:
-        """Drops cancelled requests, reads chunks of prompts, and runs a few steps."""
+        """Drops cancelled requests, reads chunks of prompts, and runs a few steps.
+
+        The new tokens of the turn before are delivered while the device works.
+        """
         began = time.perf_counter()
         self._drop_cancelled()
         reads = self._read_some()
@@ -357,21 +381,26 @@ class Scheduler:
         live = np.array([slot.handle is not None for slot in self._slots])
         if not live.any():
             self._device.tell()
+            self._deliver_all()
+            self._arrived = None
             return
         ran = time.perf_counter()
         self._device.run(steps, live)
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
-        news = self._device.peek(length, written)
+        news_of = self._device.peek(length, written)
+        self._deliver_all()
+        news = news_of()
         arrived = time.perf_counter()
         for number, (slot, new) in enumerate(zip(self._slots, news, strict=True)):
             if slot.handle is not None:
-                self._deliver_or_fail(number, slot, new)
+                self._settle(number, slot, new)
         if not reads:
             starting = min(self._device.turn_seconds, arrived - ran)
-            host = time.perf_counter() - arrived + ran - began + starting
+            host = ran - (self._arrived or began) + starting
             self._adapt(host, arrived - ran - starting, steps)
             self._turn_seconds += 0.1 * (arrived - began - self._turn_seconds)
+        self._arrived = arrived
 
     def _make_room(self, steps: int) -> int:
         """Gives the rows pages for the coming steps, and returns how many steps there will be.
@@ -402,6 +431,7 @@ class Scheduler:
         is the same, and what is known already is not delivered twice.
         """
         assert self._paging is not None
+        self._deliver_all()
         reading, self._admission = self._admission, None
         if reading is not None:
             had_pages = bool(reading.pages)
@@ -439,12 +469,16 @@ class Scheduler:
 
     def _drop_cancelled(self) -> None:
         ended = np.zeros(len(self._slots), bool)
+        if any(slot.handle is not None and slot.handle.cancelled for slot in self._slots):
+            self._deliver_all()
         for number, slot in enumerate(self._slots):
             if slot.handle is not None and slot.handle.cancelled:
                 assert slot.prepared is not None
                 kept = slot.handle.tokens
                 text = slot.prepared.texts.decode(0, kept)
-                self._finish(slot, End(len(kept), text, "cancelled", slot.counts))
+                handle, counts = slot.handle, slot.counts
+                self._vacate(slot)
+                self._finish(handle, End(len(kept), text, "cancelled", counts))
                 ended[number] = True
         if ended.any():
             self._device.end(ended)
@@ -567,32 +601,41 @@ class Scheduler:
         """Returns the free slot with the shortest prompt: the longer ones may be copied again."""
         return min(free, key=lambda number: len(self._slots[number].prompt))
 
-    def _deliver_or_fail(self, number: int, slot: _Slot, new: News) -> None:
-        """Delivers a text; a failure, such as of a broken tokenizer, ends only that text."""
-        handle = slot.handle
-        assert handle is not None
-        try:
-            self._deliver(number, slot, new)
-        except Exception as error:
-            self._device.end(np.arange(len(self._slots)) == number)
-            self._vacate(slot)
-            handle.fail(error)
-
-    def _deliver(self, number: int, slot: _Slot, new: News) -> None:
-        """Delivers the new tokens of a slot, and frees the slot if its text has ended."""
-        handle, prepared = slot.handle, slot.prepared
+    def _settle(self, number: int, slot: _Slot, new: News) -> None:
+        """Takes what the device says of a row, and frees its slot if it is done."""
+        handle, prepared, recorded = slot.handle, slot.prepared, None
         assert handle is not None and prepared is not None
-        before, logprobs = len(handle.tokens), None
-        # What was delivered before the row was set back is written again.
-        written = slot.written + slot.trusted
-        again = min(before - written, len(new.tokens))
-        fresh, origin = new.tokens[again:], new.origin[again:]
-        if handle.wants is not None and fresh:
-            start = slot.length + again
-            logprobs = _part(self._device.recorded(number), start, new.length, handle.wants)
-        tokens = [*handle.tokens, *fresh]
+        if handle.wants is not None and new.tokens:
+            recorded = self._device.recorded(number)  # before another row is in the slot
+        before = slot.length, slot.written
+        self._undelivered.append(
+            _Undelivered(number, slot, handle, prepared, new, *before, recorded)
+        )
         slot.length, slot.written = new.length, slot.written + len(new.tokens)
         slot.counts = new.counts
+        if new.done:
+            self._vacate(slot)
+
+    def _deliver_all(self) -> None:
+        """Delivers what the device has said; a failure, as of a tokenizer, ends only its text."""
+        undelivered, self._undelivered = self._undelivered, []
+        for one in undelivered:
+            try:
+                self._deliver(one)
+            except Exception as error:
+                self._stop(one)
+                one.handle.fail(error)
+
+    def _deliver(self, one: _Undelivered) -> None:
+        """Delivers the new tokens of a row, and ends its text if it has come to its end."""
+        handle, prepared, new = one.handle, one.prepared, one.new
+        before, logprobs = len(handle.tokens), None
+        # What was delivered before the row was set back is written again.
+        again = min(before - one.written - one.slot.trusted, len(new.tokens))
+        fresh, origin = new.tokens[again:], new.origin[again:]
+        if handle.wants is not None and fresh:
+            logprobs = _part(one.recorded, one.length + again, new.length, handle.wants)
+        tokens = [*handle.tokens, *fresh]
         news = fresh, origin, new.counts[2], logprobs
         # Nobody may see the tokens before it is known whether they hold a stop string.
         text, stopped = "", False
@@ -602,11 +645,16 @@ class Scheduler:
         if not (stopped or new.done):
             handle.extend(*news)
             return
-        if not new.done:
-            self._device.end(np.arange(len(self._slots)) == number)
+        self._stop(one)
         is_eos = bool(tokens) and tokens[-1] in set(prepared.eos[0].tolist())
         finish = "stop" if stopped else "eos" if is_eos else "limit"
-        self._finish(slot, End(len(tokens), text, finish, new.counts), news)
+        self._finish(handle, End(len(tokens), text, finish, new.counts), news)
+
+    def _stop(self, one: _Undelivered) -> None:
+        """Stops a row and frees its slot, unless the device was done with it."""
+        if not one.new.done:
+            self._device.end(np.arange(len(self._slots)) == one.number)
+            self._vacate(one.slot)
 
     def _vacate(self, slot: _Slot) -> None:
         """Frees a slot and its pages; the row that was in it is done or will be stopped."""
@@ -615,11 +663,8 @@ class Scheduler:
         with self._changed:
             slot.handle = slot.prepared = slot.admission = None
 
-    def _finish(self, slot: _Slot, end: End, news: _New = ([], [], 0, None)) -> None:
-        """Frees a slot, and delivers the last tokens of its text together with the end."""
-        handle = slot.handle
-        assert handle is not None
-        self._vacate(slot)
+    def _finish(self, handle: Handle, end: End, news: _New = ([], [], 0, None)) -> None:
+        """Delivers the last tokens of a text together with its end."""
         with self._changed:
             self._cancelled += end.finish == "cancelled"
             self._finished += end.finish != "cancelled"
