@@ -402,10 +402,10 @@ class Device:
 
     def run(self, steps: int, live: np.ndarray) -> None:
         """Runs a few steps of the rows in the slots `live` [slots]; those of others are done."""
-        widths = np.unique(self._width[live])
+        widths = sorted(set(self._width[live].tolist()))
         for width in widths:
             waiting = live & (self._width != width) if len(widths) > 1 else None
-            self._run(int(width), steps, waiting)
+            self._run(width, steps, waiting)
 
     def _run(self, width: int, steps: int, waiting: np.ndarray | None = None) -> None:
         """Runs steps of one width.  Rows that are `waiting` [slots] stay as they are."""
@@ -414,9 +414,12 @@ class Device:
         done = state.done
         if waiting is not None:
             state = dataclasses.replace(state, done=self._end(done, waiting))
-        state = with_pages(state, self.pools)
-        state = self._decoders[width].run(self.params, state, steps)
-        state, self.pools = without_pages(state)
+        run = self._decoders[width].run
+        if self.pages is None:
+            state = run(self.params, state, steps)
+        else:
+            state = run(self.params, with_pages(state, self.pools), steps)
+            state, self.pools = without_pages(state)
         if waiting is not None:
             state = dataclasses.replace(state, done=self._resumed(waiting, done, state.done))
         self.state = state

@@ -389,7 +389,9 @@ class Scheduler:
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
         news_of = self._device.peek(length, written)
+        asked = time.perf_counter()
         self._deliver_all()
+        delivering = time.perf_counter() - asked
         news = news_of()
         arrived = time.perf_counter()
         for number, (slot, new) in enumerate(zip(self._slots, news, strict=True)):
@@ -397,7 +399,8 @@ class Scheduler:
                 self._settle(number, slot, new)
         if not reads:
             starting = min(self._device.turn_seconds, arrived - ran)
-            host = ran - (self._arrived or began) + starting
+            # What is done while the device works takes cores from it, if it is a CPU.
+            host = ran - (self._arrived or began) + delivering + starting
             self._adapt(host, arrived - ran - starting, steps)
             self._turn_seconds += 0.1 * (arrived - began - self._turn_seconds)
         self._arrived = arrived
