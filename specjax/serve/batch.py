@@ -1,6 +1,6 @@
 """Compiles the programs of an engine, and holds the batch that they work on.
 
-    read        a chunk of a prompt, into a row of its own
+    read        a chunk of a prompt, into a row of its own, or chunks of several prompts
     begin       that row as a state of the decoder
     insert      the row, into a slot of the batch
     run         a few steps of the rows of one width
@@ -70,6 +70,9 @@ MOST_STEPS = 32
 _EMPTY_TURNS = 9
 """The number of empty turns that are timed."""
 
+ROWS = 4
+"""The prompts that a pass reads together, in an engine with pages (4)."""
+
 SNAPSHOTS = 2
 """The snapshots of prompts that an engine keeps, in those that its slots hold (2)."""
 
@@ -134,6 +137,8 @@ class Device:
         self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
         self._read = jax.jit(self._read_on, donate_argnums=(1, 2))
+        self._read_rows = jax.jit(self._rows_read_on, donate_argnums=(1, 2))
+        self._together = frozenset[int]()  # widths of passes that may have several rows
         self._begin = jax.jit(self._begun)
         window = MOST_STEPS * (several.max_depth + 1)
         self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
@@ -222,6 +227,12 @@ class Device:
         reading = self.read(reading, np.zeros(self.chunk, np.int32), 0, self.chunk, frozenset())
         jax.block_until_ready(reading)
         self.chunk_seconds = time.perf_counter() - began
+        if self.pages is not None and not self.decoder.target.sparse:
+            self._together = frozenset(
+                width
+                for width in widths(self.chunk)
+                if 2 * width >= self.chunk and self._is_alike(width)
+            )
         one = self.begin(reading, row)
         self.state = self._tile(one)
         if self.pages is not None:
@@ -253,18 +264,82 @@ class Device:
         self.turn_seconds = statistics.median(taken)
 
     def empty(self) -> Reading:
+        """Returns the reading of a prompt before its first token."""
         return self._empty(self.params)
 
     def read(
         self, reading: Reading, tokens: np.ndarray, start: int, width: int, uses: frozenset[int]
     ) -> Reading:
         """Runs one pass over `tokens`, of which the first is at `start`, padded to `width`."""
-        padded = np.zeros((1, width), np.int32)
-        padded[0, : len(tokens)] = tokens
-        at = np.int32(start), np.int32(len(tokens))
-        flags = self._flags(uses)
-        reading, self.pools = self._read(self.params, self.pools, reading, padded, *at, flags)
+        chunk = *_padded([(start, tokens)], width), self._flags(uses)
+        reading, self.pools = self._read(self.params, self.pools, reading, *chunk)
         return reading
+
+    def read_together(
+        self,
+        readings: list[Reading],
+        chunks: list[tuple[int, np.ndarray]],
+        width: int,
+        uses: frozenset[int],
+    ) -> list[Reading]:
+        """Runs one pass over a chunk of each of at most `together(width)` prompts.
+
+        Args:
+          readings: they are donated.
+          chunks: the place of the first token, and the tokens, of each.
+          width: of the chunks, as `prompt_passes` gives it.
+          uses: the drafters of all of them.
+        """
+        count = len(readings)
+        blank = [self.empty() for _ in range(ROWS - count)]
+        nothing = [(0, np.zeros(0, np.int32))] * len(blank)
+        given = *_padded(chunks + nothing, width), self._flags(uses)
+        read, self.pools = self._read_rows(self.params, self.pools, tuple(readings + blank), *given)
+        return list(read[:count])
+
+    def together(self, width: int) -> int:
+        """Returns how many prompts a pass of this width may read at once."""
+        return ROWS if width in self._together else 1
+
+    @property
+    def pads(self) -> bool:
+        """True if a pass over several prompts costs no more where some of its rows are blank."""
+        return any(device.platform != "cpu" for device in devices_of(self.params.target))
+
+    def _is_alike(self, width: int) -> bool:
+        """Returns whether passes of several rows give each row the bits of a pass of its own.
+
+        In all of them a token is multiplied with the same weights, and attends to its own row.  But
+        XLA chooses the loops of a product by its shape, and with them the order of its sums.
+        """
+        assert self.pages is not None
+        chunks = min(2, self.decoder.capacity // width)
+        each = -(-chunks * width // self.pages.page)  # pages of a row
+        if ROWS * each > self.pages.count:
+            return False
+        most = self.decoder.target.vocab_size
+        tokens = np.random.default_rng(0).integers(most, size=(chunks, ROWS, width), dtype=np.int32)
+        every, pages = frozenset(range(len(self.several.parts))), 1 + np.arange(ROWS * each)
+        tables = np.zeros((ROWS, self.pages.of_a_row), np.int32)
+        tables[:, :each] = pages.reshape(ROWS, each)
+
+        def bits(together: bool) -> list[bytes]:
+            self.clear(pages.tolist())
+            readings = [self.place_reading(self.empty(), table) for table in tables]
+            for number, chunk in enumerate(tokens):
+                at = number * width
+                if together:
+                    given = [(at, row) for row in chunk]
+                    readings = self.read_together(readings, given, width, every)
+                else:
+                    readings = [
+                        self.read(reading, row, at, width, every)
+                        for reading, row in zip(readings, chunk, strict=True)
+                    ]
+            written = jax.tree.map(lambda x: x[1 : 1 + ROWS * each], self.pools)
+            return [np.asarray(x).tobytes() for x in jax.tree.leaves((readings, written))]
+
+        return bits(True) == bits(False)
 
     def place_reading(self, reading: Reading, table: np.ndarray) -> Reading:
         """Returns a reading whose row has the pages `table` [T]."""
@@ -464,8 +539,8 @@ class Device:
     def compiled(self) -> int:
         """The number of programs that were compiled for this engine so far, except for `run`."""
         programs = (
-            self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
-            self._end, self._resumed, self._tile, self._copy_page, self._clear,
+            self._empty, self._read, self._read_rows, self._begin, self._peek, self._recorded,
+            self._copy, self._end, self._resumed, self._tile, self._copy_page, self._clear,
             self._tables, self._table, self._snapshot,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
@@ -492,6 +567,14 @@ class Device:
         read = self._reader.read(params, with_pages(reading, pools), *chunk)
         reading, pools = without_pages(read)
         return self._places.reading(reading), constrain_like(pools, self._at)
+
+    def _rows_read_on(
+        self, params: Params, pools: list[Pool], readings: tuple[Reading, ...], *chunk: Array
+    ) -> tuple[tuple[Reading, ...], list[Pool]]:
+        whole = jax.tree.map(lambda *x: jnp.concatenate(x), *readings)
+        read, pools = self._read_on(params, pools, whole, *chunk)
+        rows = range(len(readings))
+        return tuple(jax.tree.map(lambda x, n=n: x[n : n + 1], read) for n in rows), pools
 
     def _reading(self, params: Params) -> Reading:
         """Returns the reading of a row before its prompt."""
@@ -573,6 +656,17 @@ class Device:
 
         begun = jax.tree.map(jnp.asarray, begun)
         return jax.lax.while_loop(lambda carry: carry[0], turn, (count > 0, begun))[1]
+
+
+def _padded(
+    chunks: list[tuple[int, np.ndarray]], width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the tokens [B, W] of chunks, where each begins [B], and how many it has [B]."""
+    padded = np.zeros((len(chunks), width), np.int32)
+    for row, (_, tokens) in zip(padded, chunks, strict=True):
+        row[: len(tokens)] = tokens
+    starts = np.array([start for start, _ in chunks], np.int32)
+    return padded, starts, np.array([len(tokens) for _, tokens in chunks], np.int32)
 
 
 def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:

@@ -225,6 +225,10 @@ class Leader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
+    def together(self, width: int) -> int:
+        """Returns 1: the others work on one prompt at a time."""
+        return 1
+
     def tell(self) -> Any:
         """Sends the decisions so far, does them, and returns the result of the last one."""
         decided, self._decided = self._decided, []

@@ -1,11 +1,15 @@
 """`Scheduler`: the thread of an engine, which reads prompts, runs steps and delivers tokens.
 
-    queue -> one prompt that is read in chunks -> a slot of the batch -> the handle
+    queue -> prompts that are read in chunks -> slots of the batch -> the handles
 
 A turn reads chunks of prompts and then runs a few steps of the batch.  While texts are written it
 reads for at most one and a half times what a turn without reading takes, but always one chunk, so
-that no text waits long.  While none is, prompts that come together are read one after the other,
-and their first steps are taken together.
+that no text waits long.  While none is, a turn reads as many chunks as there are slots, and the
+first steps of these prompts are taken together.
+
+With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
+it, only chunks of one width are read together, and only if the device gives each of them the bits
+that it has alone (`Device.together`).
 """
 
 from __future__ import annotations
@@ -16,14 +20,14 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from specjax.decoding import Logprobs
 from specjax.generation import Prepared
-from specjax.serve.batch import MOST_STEPS, Device, News, Row, prompt_passes
+from specjax.serve.batch import MOST_STEPS, ROWS, Device, News, Row, prompt_passes
 from specjax.serve.handle import Busy, Closed, Counts, End, Handle
 from specjax.serve.paging import Paging, Running
 from specjax.serve.reading import Reading
@@ -57,6 +61,7 @@ class Admission:
     reading: Reading | None = None
     left: list[tuple[int, np.ndarray, int]] = dataclasses.field(default_factory=list)
     pages: list[int] = dataclasses.field(default_factory=list)  # until the row has a slot
+    passes: int = 0  # over its prompt so far
     marks: frozenset[int] = frozenset()  # the tokens after which a snapshot is wanted
     snapshots: dict[int, Reading] = dataclasses.field(default_factory=dict)
     counts: tuple[int, ...] = _NO_COUNTS  # the fields of `Stats`, of a row that was set back
@@ -130,7 +135,7 @@ class Scheduler:
         self._device, self._most_waiting = device, waiting
         self._slots = [_Slot() for _ in range(device.slots)]
         self._queue: collections.deque[Admission] = collections.deque()
-        self._admission: Admission | None = None
+        self._admissions: list[Admission] = []  # whose prompts are read, in their order
         self._changed = threading.Condition()
         self._closing = self._cut = self._paused = False
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
@@ -166,7 +171,7 @@ class Scheduler:
             room = len(self._slots) * self._device.decoder.capacity
             filled = sum(slot.length for slot in running) / room
             return Load(
-                len(running), len(self._queue) + (self._admission is not None), self._finished,
+                len(running), len(self._queue) + len(self._admissions), self._finished,
                 self._cancelled, self._prompt_tokens, self._copied_tokens, self._host_share,
                 self._steps, *self._page_counts(), filled,
             )  # fmt: skip
@@ -221,12 +226,12 @@ class Scheduler:
 
     def pause(self, mode: str) -> int:
         """Stops the turns, as `Engine.pause`; for `call`.  Returns how many requests there were."""
-        count = len(self._queue) + (self._admission is not None) + len(self._running())
+        count = len(self._queue) + len(self._admissions) + len(self._running())
         self._deliver_all()
         if mode == "abort":
             with self._changed:
                 handles = [admission.handle for admission in self._queue]
-            handles += [self._admission.handle] if self._admission else []
+            handles += [admission.handle for admission in self._admissions]
             handles += [slot.handle for slot in self._slots if slot.handle is not None]
             for handle in handles:
                 handle.cancel()
@@ -248,7 +253,7 @@ class Scheduler:
         Raises:
           ValueError: requests have a slot.
         """
-        running = len(self._running()) + (self._admission is not None)
+        running = len(self._running()) + len(self._admissions)
         if running:
             raise ValueError(
                 f"{running} requests are running: wait for their end, or pause with the mode abort "
@@ -286,22 +291,31 @@ class Scheduler:
 
     def _set_all_back(self) -> None:
         """Puts all requests that have a slot, or whose prompt is read, back into the queue."""
-        reading, self._admission = self._admission, None
-        back = [] if reading is None else [reading]
+        back = self._stopped_reading(len(self._admissions))
         ended = np.array([slot.handle is not None for slot in self._slots])
         for slot in self._running():
             assert slot.admission is not None
             slot.admission.counts = slot.counts
             back.append(slot.admission)
             self._vacate(slot)
-        if self._paging is not None and reading is not None:
-            self._paging.store.release(reading.pages)
-        if reading is not None:
-            reading.reading, reading.pages = None, []
         if ended.any():
             self._device.end(ended)
+        self._put_back(back)
+
+    def _stopped_reading(self, count: int) -> list[Admission]:
+        """Takes the pages of the youngest `count` prompts that are read; returns their requests."""
+        kept = len(self._admissions) - count
+        stopped, self._admissions = self._admissions[kept:], self._admissions[:kept]
+        for admission in stopped:
+            if self._paging is not None:
+                self._paging.store.release(admission.pages)
+            admission.reading, admission.pages = None, []
+        return stopped
+
+    def _put_back(self, admissions: Sequence[Admission]) -> None:
+        """Puts requests back at the front of the queue, the oldest first."""
         with self._changed:
-            for admission in sorted(back, key=lambda one: one.number, reverse=True):
+            for admission in sorted(admissions, key=lambda one: one.number, reverse=True):
                 self._queue.appendleft(admission)
 
     def check_open(self) -> None:
@@ -314,7 +328,7 @@ class Scheduler:
     def _is_idle(self) -> bool:
         """True if the next request will begin at once."""
         is_free = any(slot.handle is None for slot in self._slots)
-        return is_free and self._admission is None and not self._queue
+        return is_free and not self._admissions and not self._queue
 
     def _seconds_until_a_place(self) -> float:
         return max(1.0, self._mean_seconds * len(self._queue) / len(self._slots))
@@ -344,7 +358,7 @@ class Scheduler:
             self._closing = True
             waiting = [admission.handle for admission in self._queue]
             self._queue.clear()
-        waiting += [self._admission.handle] if self._admission else []
+        waiting += [admission.handle for admission in self._admissions]
         waiting += [one.handle for one in self._undelivered if one.new.done]
         for handle in (*waiting, *(slot.handle for slot in self._slots if slot.handle)):
             handle.fail(error)
@@ -365,7 +379,7 @@ class Scheduler:
 
     def _has_work(self) -> bool:
         running = any(slot.handle is not None for slot in self._slots)
-        waiting = bool(self._queue) or self._admission is not None
+        waiting = bool(self._queue) or bool(self._admissions)
         return waiting or running or bool(self._undelivered)
 
     def _turn(self) -> None:
@@ -435,15 +449,9 @@ class Scheduler:
         """
         assert self._paging is not None
         self._deliver_all()
-        reading, self._admission = self._admission, None
-        if reading is not None:
-            had_pages = bool(reading.pages)
-            self._paging.store.release(reading.pages)
-            reading.reading, reading.pages = None, []
-            with self._changed:
-                self._queue.appendleft(reading)
-            if had_pages:  # it came after all that run
-                return
+        if self._admissions:  # they came after all that run
+            self._put_back(self._stopped_reading(1))
+            return
         _, number, admission = max(
             (slot.admission.number, number, slot.admission)
             for number, slot in enumerate(self._slots)
@@ -451,8 +459,8 @@ class Scheduler:
         )
         admission.counts = self._slots[number].counts
         self._vacate(self._slots[number])
+        self._put_back([admission])
         with self._changed:
-            self._queue.appendleft(admission)
             self._set_back_rows += 1
         self._device.end(np.arange(len(self._slots)) == number)
 
@@ -489,9 +497,8 @@ class Scheduler:
             dropped = [a for a in self._queue if a.handle.cancelled]
             for admission in dropped:
                 self._queue.remove(admission)
-        if self._admission is not None and self._admission.handle.cancelled:
-            dropped.append(self._admission)
-            self._admission = None
+        dropped += [admission for admission in self._admissions if admission.handle.cancelled]
+        self._admissions = [one for one in self._admissions if not one.handle.cancelled]
         for admission in dropped:
             if self._paging is not None:
                 self._paging.store.release(admission.pages)
@@ -503,39 +510,89 @@ class Scheduler:
 
     def _read_some(self) -> bool:
         """Reads chunks of prompts.  Returns False if there was nothing to read."""
-        writing = any(slot.handle is not None for slot in self._slots)
         most = len(self._slots)
-        if writing:
+        if self._running():
             most = int(_READING * self._turn_seconds / self._device.chunk_seconds)
-        for chunk in range(max(1, min(most, len(self._slots)))):
-            with self._changed:
-                if self._admission is None and self._queue:
-                    self._admission = self._queue.popleft()
-            if self._admission is None or not self._read(self._admission):
-                return chunk > 0
-        return True
+        left = self._device.chunk * max(1, min(most, len(self._slots)))
+        moved = False
+        while left > 0:
+            self._take()
+            read = self._read(left)
+            left -= read
+            if not self._place_read() and not read:
+                break
+            moved = True
+        return moved
 
-    def _read(self, admission: Admission) -> bool:
-        """Reads a chunk of a prompt; once it is read, puts it into a free slot.
+    def _take(self) -> None:
+        """Begins to read as many prompts as there are slots for, or one ahead if none is free.
+
+        Without pages only one, since each would hold the memory of a slot.
+        """
+        free = sum(slot.handle is None for slot in self._slots)
+        most = 1 if self._paging is None else max(1, min(free, ROWS))
+        while len(self._admissions) < most:
+            with self._changed:
+                if not self._queue:
+                    return
+                self._admissions.append(self._queue.popleft())
+            if not self._begin(self._admissions[-1]):
+                self._put_back([self._admissions.pop()])
+                return
+
+    def _read(self, left: int) -> int:
+        """Reads a chunk of a prompt, or chunks of several.
+
+        The prompts take turns, so that a short one does not wait for a long one.
+
+        Args:
+          left: the tokens that this turn may still read.
 
         Returns:
-          False if the prompt waits for pages, or is read and waits for a slot.
+          The tokens of the pass; 0 if all prompts are read.
         """
-        row, device = admission.row, self._device
-        if admission.reading is None and not self._begin(admission):
-            return False
-        assert admission.reading is not None
-        if admission.left:
-            at, tokens, width = admission.left.pop(0)
-            admission.reading = device.read(admission.reading, tokens, at, width, row.uses)
-            if at + len(tokens) in admission.marks:
-                admission.snapshots[at + len(tokens)] = device.snapshot(admission.reading)
-            if admission.left:
-                return True
+        device = self._device
+        waiting = sorted((one for one in self._admissions if one.left), key=lambda one: one.passes)
+        if not waiting:
+            return 0
+        width, uses = waiting[0].left[0][2], waiting[0].row.uses
+        alike = [one for one in waiting if (one.left[0][2], one.row.uses) == (width, uses)]
+        most = device.together(width)
+        group = alike[: max(1, min(most, left // width))]
+        if len(group) < most and not device.pads:
+            group = group[:1]
+        readings, chunks = [], []
+        for one in group:
+            assert one.reading is not None
+            readings.append(one.reading)
+            chunks.append(one.left[0][:2])
+        if len(group) == 1:
+            ((at, tokens),) = chunks
+            readings = [device.read(readings[0], tokens, at, width, uses)]
+        else:
+            readings = device.read_together(readings, chunks, width, uses)
+        for one, reading, (at, tokens) in zip(group, readings, chunks, strict=True):
+            one.reading, one.passes = reading, one.passes + 1
+            del one.left[0]
+            if at + len(tokens) in one.marks:
+                one.snapshots[at + len(tokens)] = device.snapshot(reading)
+        return width * len(group)
+
+    def _place_read(self) -> bool:
+        """Puts the prompts that are read into free slots.  Returns False if there was none."""
         free = [number for number, slot in enumerate(self._slots) if slot.handle is None]
-        if not free:
-            return False
-        number = self._least_useful(free)
+        placed = [one for one in self._admissions if not one.left][: len(free)]
+        for admission in placed:
+            number = self._least_useful(free)
+            free.remove(number)
+            self._place(number, admission)
+            self._admissions.remove(admission)
+        return bool(placed)
+
+    def _place(self, number: int, admission: Admission) -> None:
+        """Puts a prompt that is read into a slot."""
+        row, device = admission.row, self._device
+        assert admission.reading is not None
         device.insert(number, device.begin(admission.reading, row), row)
         if self._paging is not None:
             pages, admission.pages = admission.pages, []
@@ -552,8 +609,6 @@ class Scheduler:
             uses=row.uses,
             salt=admission.salt,
         )
-        self._admission = None
-        return True
 
     def _begin(self, admission: Admission) -> bool:
         """Begins to read a prompt; returns False if there are too few pages for it."""
@@ -562,7 +617,7 @@ class Scheduler:
             slot, count = self._known_prefix(row, admission.salt)
             admission.reading = device.copy(slot, count) if count else device.empty()
         else:
-            running = sum(slot.handle is not None for slot in self._slots)
+            running = len(self._running()) + len(self._admissions) - 1
             known = len(row.tokens) - row.delivered + len(handle.tokens)
             begun = self._paging.begin(row, admission.salt, known, running)
             if begun is None:
@@ -570,6 +625,7 @@ class Scheduler:
             admission.reading, count, admission.pages = begun.reading, begun.count, begun.pages
             admission.marks, admission.snapshots = begun.marks, {}
         admission.left = prompt_passes(count, row.tokens, device.chunk)
+        admission.passes = 0
         if not handle.begun:
             handle.begin()
             handle.copied = count
