@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -348,6 +349,8 @@ class Scheduler:
                     self._turn()
         except Exception as error:  # whatever it is, nobody may wait for ever
             self._error = error
+        with contextlib.suppress(Exception):  # of the device
+            self._deliver_all()
         error = Closed("the engine was closed before this text was finished")
         if self._error is not None:
             error = Closed(f"the engine has stopped: {self._error!r}")
@@ -448,7 +451,10 @@ class Scheduler:
         is the same, and what is known already is not delivered twice.
         """
         assert self._paging is not None
+        running = len(self._running())
         self._deliver_all()
+        if len(self._running()) < running:  # a stop string gave pages back
+            return
         if self._admissions:  # they came after all that run
             self._put_back(self._stopped_reading(1))
             return
@@ -677,13 +683,13 @@ class Scheduler:
 
     def _deliver_all(self) -> None:
         """Delivers what the device has said; a failure, as of a tokenizer, ends only its text."""
-        undelivered, self._undelivered = self._undelivered, []
-        for one in undelivered:
+        while self._undelivered:
+            one = self._undelivered.pop(0)
             try:
                 self._deliver(one)
             except Exception as error:
-                self._stop(one)
                 one.handle.fail(error)
+                self._stop(one)
 
     def _deliver(self, one: _Undelivered) -> None:
         """Delivers the new tokens of a row, and ends its text if it has come to its end."""
