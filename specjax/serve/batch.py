@@ -60,7 +60,7 @@ from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
 from specjax.serve.page_sizes import PageSizes, caches
 from specjax.serve.per_row import PLAIN, PerRow, SeveralState, expected_document
-from specjax.serve.reading import Reader, Reading, passes, widths
+from specjax.serve.reading import Reader, Reading, padded, widths
 from specjax.serve.shardings import Shardings
 from specjax.types import DecodeState, Params, Stats
 
@@ -271,7 +271,7 @@ class Device:
         self, reading: Reading, tokens: np.ndarray, start: int, width: int, uses: frozenset[int]
     ) -> Reading:
         """Runs one pass over `tokens`, of which the first is at `start`, padded to `width`."""
-        chunk = *_padded([(start, tokens)], width), self._flags(uses)
+        chunk = *padded([(start, tokens)], width), self._flags(uses)
         reading, self.pools = self._read(self.params, self.pools, reading, *chunk)
         return reading
 
@@ -293,7 +293,7 @@ class Device:
         count = len(readings)
         blank = [self.empty() for _ in range(ROWS - count)]
         nothing = [(0, np.zeros(0, np.int32))] * len(blank)
-        given = *_padded(chunks + nothing, width), self._flags(uses)
+        given = *padded(chunks + nothing, width), self._flags(uses)
         read, self.pools = self._read_rows(self.params, self.pools, tuple(readings + blank), *given)
         return list(read[:count])
 
@@ -656,25 +656,6 @@ class Device:
 
         begun = jax.tree.map(jnp.asarray, begun)
         return jax.lax.while_loop(lambda carry: carry[0], turn, (count > 0, begun))[1]
-
-
-def _padded(
-    chunks: list[tuple[int, np.ndarray]], width: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the tokens [B, W] of chunks, where each begins [B], and how many it has [B]."""
-    padded = np.zeros((len(chunks), width), np.int32)
-    for row, (_, tokens) in zip(padded, chunks, strict=True):
-        row[: len(tokens)] = tokens
-    starts = np.array([start for start, _ in chunks], np.int32)
-    return padded, starts, np.array([len(tokens) for _, tokens in chunks], np.int32)
-
-
-def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:
-    """Returns start, number of tokens and width of each pass over a prompt from `start` on."""
-    return [
-        (at, tokens[at : at + count], width)
-        for at, count, width in passes(start, len(tokens) - 1, chunk)
-    ]
 
 
 def _tiled(slots: int, row: DecodeState) -> DecodeState:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
@@ -49,6 +50,25 @@ def passes(start: int, count: int, chunk: int) -> Iterator[tuple[int, int, int]]
     for at in range(start, count, chunk):
         tokens = min(chunk, count - at)
         yield at, tokens, next(width for width in widths(chunk) if width >= tokens)
+
+
+def padded(
+    chunks: list[tuple[int, np.ndarray]], width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the tokens [B, W] of chunks, where each begins [B], and how many it has [B]."""
+    padded = np.zeros((len(chunks), width), np.int32)
+    for row, (_, tokens) in zip(padded, chunks, strict=True):
+        row[: len(tokens)] = tokens
+    starts = np.array([start for start, _ in chunks], np.int32)
+    return padded, starts, np.array([len(tokens) for _, tokens in chunks], np.int32)
+
+
+def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:
+    """Returns start, number of tokens and width of each pass over a prompt from `start` on."""
+    return [
+        (at, tokens[at : at + count], width)
+        for at, count, width in passes(start, len(tokens) - 1, chunk)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ first steps of these prompts are taken together.
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
 that it has alone (`Device.together`).
+
+One file: the parts of a turn change the same slots and the same queue, which only its thread may.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ import numpy as np
 
 from specjax.decoding import Logprobs
 from specjax.generation import Prepared
-from specjax.serve.batch import MOST_STEPS, ROWS, Device, News, Row, prompt_passes
+from specjax.serve.batch import MOST_STEPS, ROWS, Device, News, Row
 from specjax.serve.handle import Busy, Closed, Counts, End, Handle
 from specjax.serve.paging import Paging, Running
-from specjax.serve.reading import Reading
+from specjax.serve.reading import Reading, prompt_passes
 
 _T = TypeVar("_T")
 
