@@ -1,7 +1,7 @@
 """Thousands of requests at once, each of which must get the text that it gets alone.
 
     python -m tests.load --requests 10000 --seed 1
-    python -m tests.load --requests 10000 --seed 1 --pages 20
+    python -m tests.load --requests 10000 --seed 1 --pages 20 --chunk 64
     python -m tests.load --requests 200 --slots 4 --mesh data=2,model=2
 
 The requests of one run go to one engine, from several threads and in a random order: with all kinds
@@ -195,6 +195,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--pages", type=int, help="of 16 tokens for all slots; they run out with fewer than 12 each"
     )
+    parser.add_argument("--chunk", type=int, default=CHUNK, help="the most tokens of a pass")
     asked = parser.parse_args(argv)
     paged = {} if asked.pages is None else {"cache_tokens": 16 * asked.pages, "page": 16}
     if asked.mesh:
@@ -207,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
     for slots in asked.slots:
         count = asked.requests // len(asked.slots)
         seeds = [(asked.seed << 32) + slots * 10**6 + number for number in range(count)]
-        with engine(asked.dtype, slots, **paged) as made:
+        with engine(asked.dtype, slots, chunk=asked.chunk, **paged) as made:
             compiled, began = made.compiled(), time.perf_counter()
             served = under_load(made, seeds, order, asked.cancelled, asked.threads)
             loaded = time.perf_counter()

@@ -118,11 +118,8 @@ def _numbers_of(words: Array, like: Array) -> Array:
 
 
 @struct.dataclass
-class PagedCache(KVCache):
-    """A `KVCache` with pages: its keys and values are [P, K, page, D] for each layer.
-
-    Without them (`without_pages`) it has the numbers of its rows only.
-    """
+class _Table:
+    """Which pages the rows of a cache have."""
 
     table: Array | None = None  # [B, T] int32
     page: int = struct.field(pytree_node=False, default=0)  # slots
@@ -131,6 +128,14 @@ class PagedCache(KVCache):
     def capacity(self) -> int:
         assert self.table is not None
         return self.table.shape[1] * self.page
+
+
+@struct.dataclass
+class PagedCache(_Table, KVCache):
+    """A `KVCache` with pages: its keys and values are [P, K, page, D] for each layer.
+
+    Without them (`without_pages`) it has the numbers of its rows only.
+    """
 
     def stage(self, keys: Array, values: Array) -> tuple[Pages, Pages]:  # type: ignore[override]
         """Stages new keys and values [B, K, N, D] of a single layer; returns all of them."""
@@ -156,16 +161,8 @@ class PagedCache(KVCache):
 
 
 @struct.dataclass
-class PagedWindows(WindowedCache):
+class PagedWindows(_Table, WindowedCache):
     """A `WindowedCache` whose rings stay by row, and whose other layers have pages."""
-
-    table: Array | None = None  # [B, T] int32
-    page: int = struct.field(pytree_node=False, default=0)  # slots
-
-    @property
-    def capacity(self) -> int:
-        assert self.table is not None
-        return self.table.shape[1] * self.page
 
     def layer(self, index: int) -> Any:
         """Returns the cache of a single layer, with pages or with a ring."""

@@ -463,7 +463,10 @@ class Decoder:
 
         The state is donated: its buffers are reused, and the state passed in cannot be used again.
         """
-        return _run(self, layout(state), params, state, jnp.asarray(max_steps, jnp.int32))
+        # Of a number nothing is computed here, which would wait for the device.
+        traced = isinstance(max_steps, Array)
+        steps = jnp.asarray(max_steps, jnp.int32) if traced else np.array(max_steps, np.int32)
+        return _run(self, layout(state), params, state, steps)
 
     def lower(
         self, params: Params, state: DecodeState, platform: str | None = None
@@ -514,7 +517,8 @@ class Decoder:
                 "decoder, and both without processors or both with "
                 "Processors.create(..., every=True) and one constraint_size"
             )
-        return _insert(layout(state), state, jnp.asarray(slot), row)
+        at = slot if isinstance(slot, Array) else np.array(slot, np.int32)
+        return _insert(layout(state), state, at, row)
 
     def _draw(
         self, state: DecodeState, width: int | None = None, after: Array | None = None
@@ -550,7 +554,11 @@ def _kind(_: object, state: DecodeState, steps: object) -> tuple[object, ...]:
 
 @programs(static=2, shape=_kind, donate=(3,))
 def _run(
-    decoder: Decoder, layout: _Layout, params: Params, state: DecodeState, max_steps: Array
+    decoder: Decoder,
+    layout: _Layout,
+    params: Params,
+    state: DecodeState,
+    max_steps: Array | np.ndarray,
 ) -> DecodeState:
     def go_on(carry: tuple[Array, DecodeState]) -> Array:
         return (carry[0] < max_steps) & ~carry[1].done.all()
@@ -562,7 +570,9 @@ def _run(
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _insert(layout: _Layout, state: DecodeState, slot: Array, row: DecodeState) -> DecodeState:
+def _insert(
+    layout: _Layout, state: DecodeState, slot: Array | np.ndarray, row: DecodeState
+) -> DecodeState:
     return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
 
 

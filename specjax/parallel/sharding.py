@@ -393,6 +393,7 @@ def _size(mesh: Mesh, axes: tuple[str, ...]) -> int:
 
 def _named(leaf: object) -> NamedSharding | None:
     """Returns the sharding of an array, or of the shape of one, on a mesh."""
-    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or isinstance(leaf, Tracer):
+    if isinstance(leaf, Tracer):
         return None
-    return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None

@@ -1,6 +1,6 @@
 """Compiles the programs of an engine, and holds the batch that they work on.
 
-    read        a chunk of a prompt, into a row of its own
+    read        a chunk of a prompt, into a row of its own, or chunks of several prompts
     begin       that row as a state of the decoder
     insert      the row, into a slot of the batch
     run         a few steps of the rows of one width
@@ -28,6 +28,7 @@ import dataclasses
 import functools
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -59,7 +60,7 @@ from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
 from specjax.serve.page_sizes import PageSizes, caches
 from specjax.serve.per_row import PLAIN, PerRow, SeveralState, expected_document
-from specjax.serve.reading import Reader, Reading, passes, widths
+from specjax.serve.reading import Reader, Reading, padded, widths
 from specjax.serve.shardings import Shardings
 from specjax.types import DecodeState, Params, Stats
 
@@ -68,6 +69,9 @@ MOST_STEPS = 32
 
 _EMPTY_TURNS = 9
 """The number of empty turns that are timed."""
+
+ROWS = 4
+"""The prompts that a pass reads together, in an engine with pages (4)."""
 
 SNAPSHOTS = 2
 """The snapshots of prompts that an engine keeps, in those that its slots hold (2)."""
@@ -133,6 +137,8 @@ class Device:
         self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
         self._read = jax.jit(self._read_on, donate_argnums=(1, 2))
+        self._read_rows = jax.jit(self._rows_read_on, donate_argnums=(1, 2))
+        self._together = frozenset[int]()  # widths of passes that may have several rows
         self._begin = jax.jit(self._begun)
         window = MOST_STEPS * (several.max_depth + 1)
         self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
@@ -221,6 +227,12 @@ class Device:
         reading = self.read(reading, np.zeros(self.chunk, np.int32), 0, self.chunk, frozenset())
         jax.block_until_ready(reading)
         self.chunk_seconds = time.perf_counter() - began
+        if self.pages is not None and not self.decoder.target.sparse:
+            self._together = frozenset(
+                width
+                for width in widths(self.chunk)
+                if 2 * width >= self.chunk and self._is_alike(width)
+            )
         one = self.begin(reading, row)
         self.state = self._tile(one)
         if self.pages is not None:
@@ -241,29 +253,93 @@ class Device:
             for width in self._decoders:
                 self._run(width, 1, np.zeros(self.slots, bool))
         nothing = np.zeros(self.slots, np.int32)
-        self.peek(nothing, nothing)
+        self.peek(nothing, nothing)()
         self.recorded(0)
         taken = []
         for _ in range(_EMPTY_TURNS):
             began = time.perf_counter()
             self._run(self.several.num_nodes, 1)  # all rows are done
-            self.peek(nothing, nothing)
+            self.peek(nothing, nothing)()
             taken.append(time.perf_counter() - began)
         self.turn_seconds = statistics.median(taken)
 
     def empty(self) -> Reading:
+        """Returns the reading of a prompt before its first token."""
         return self._empty(self.params)
 
     def read(
         self, reading: Reading, tokens: np.ndarray, start: int, width: int, uses: frozenset[int]
     ) -> Reading:
         """Runs one pass over `tokens`, of which the first is at `start`, padded to `width`."""
-        padded = np.zeros((1, width), np.int32)
-        padded[0, : len(tokens)] = tokens
-        at = np.int32(start), np.int32(len(tokens))
-        flags = self._flags(uses)
-        reading, self.pools = self._read(self.params, self.pools, reading, padded, *at, flags)
+        chunk = *padded([(start, tokens)], width), self._flags(uses)
+        reading, self.pools = self._read(self.params, self.pools, reading, *chunk)
         return reading
+
+    def read_together(
+        self,
+        readings: list[Reading],
+        chunks: list[tuple[int, np.ndarray]],
+        width: int,
+        uses: frozenset[int],
+    ) -> list[Reading]:
+        """Runs one pass over a chunk of each of at most `together(width)` prompts.
+
+        Args:
+          readings: they are donated.
+          chunks: the place of the first token, and the tokens, of each.
+          width: of the chunks, as `prompt_passes` gives it.
+          uses: the drafters of all of them.
+        """
+        count = len(readings)
+        blank = [self.empty() for _ in range(ROWS - count)]
+        nothing = [(0, np.zeros(0, np.int32))] * len(blank)
+        given = *padded(chunks + nothing, width), self._flags(uses)
+        read, self.pools = self._read_rows(self.params, self.pools, tuple(readings + blank), *given)
+        return list(read[:count])
+
+    def together(self, width: int) -> int:
+        """Returns how many prompts a pass of this width may read at once."""
+        return ROWS if width in self._together else 1
+
+    @property
+    def pads(self) -> bool:
+        """True if a pass over several prompts costs no more where some of its rows are blank."""
+        return any(device.platform != "cpu" for device in devices_of(self.params.target))
+
+    def _is_alike(self, width: int) -> bool:
+        """Returns whether passes of several rows give each row the bits of a pass of its own.
+
+        In all of them a token is multiplied with the same weights, and attends to its own row.  But
+        XLA chooses the loops of a product by its shape, and with them the order of its sums.
+        """
+        assert self.pages is not None
+        chunks = min(2, self.decoder.capacity // width)
+        each = -(-chunks * width // self.pages.page)  # pages of a row
+        if ROWS * each > self.pages.count:
+            return False
+        most = self.decoder.target.vocab_size
+        tokens = np.random.default_rng(0).integers(most, size=(chunks, ROWS, width), dtype=np.int32)
+        every, pages = frozenset(range(len(self.several.parts))), 1 + np.arange(ROWS * each)
+        tables = np.zeros((ROWS, self.pages.of_a_row), np.int32)
+        tables[:, :each] = pages.reshape(ROWS, each)
+
+        def bits(together: bool) -> list[bytes]:
+            self.clear(pages.tolist())
+            readings = [self.place_reading(self.empty(), table) for table in tables]
+            for number, chunk in enumerate(tokens):
+                at = number * width
+                if together:
+                    given = [(at, row) for row in chunk]
+                    readings = self.read_together(readings, given, width, every)
+                else:
+                    readings = [
+                        self.read(reading, row, at, width, every)
+                        for reading, row in zip(readings, chunk, strict=True)
+                    ]
+            written = jax.tree.map(lambda x: x[1 : 1 + ROWS * each], self.pools)
+            return [np.asarray(x).tobytes() for x in jax.tree.leaves((readings, written))]
+
+        return bits(True) == bits(False)
 
     def place_reading(self, reading: Reading, table: np.ndarray) -> Reading:
         """Returns a reading whose row has the pages `table` [T]."""
@@ -401,10 +477,10 @@ class Device:
 
     def run(self, steps: int, live: np.ndarray) -> None:
         """Runs a few steps of the rows in the slots `live` [slots]; those of others are done."""
-        widths = np.unique(self._width[live])
+        widths = sorted(set(self._width[live].tolist()))
         for width in widths:
             waiting = live & (self._width != width) if len(widths) > 1 else None
-            self._run(int(width), steps, waiting)
+            self._run(width, steps, waiting)
 
     def _run(self, width: int, steps: int, waiting: np.ndarray | None = None) -> None:
         """Runs steps of one width.  Rows that are `waiting` [slots] stay as they are."""
@@ -413,29 +489,41 @@ class Device:
         done = state.done
         if waiting is not None:
             state = dataclasses.replace(state, done=self._end(done, waiting))
-        state = with_pages(state, self.pools)
-        state = self._decoders[width].run(self.params, state, steps)
-        state, self.pools = without_pages(state)
+        run = self._decoders[width].run
+        if self.pages is None:
+            state = run(self.params, state, steps)
+        else:
+            state = run(self.params, with_pages(state, self.pools), steps)
+            state, self.pools = without_pages(state)
         if waiting is not None:
             state = dataclasses.replace(state, done=self._resumed(waiting, done, state.done))
         self.state = state
 
-    def peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
-        """Returns the new tokens of each slot, given the numbers of tokens that are already known.
+    def peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
+        """Asks for the new tokens of each slot, given the numbers of those that are already known.
 
-        It waits until the device has finished.
+        Returns:
+          A function that waits until the device has finished, and returns them.
         """
         state = self.state
         assert state is not None
         packed = self._peek(
             (state.tokens, state.length, state.done, state.stats, state.proposer), length, written
         )
-        news = []
-        for before, line in zip(length.tolist(), np.asarray(packed).tolist(), strict=True):
-            counts, (now, done), window = line[:_COUNTS], line[_COUNTS:][:2], line[_COUNTS + 2 :]
-            new, half = now - before, len(window) // 2
-            tokens, origin = window[:half][:new], window[half:][:new]
-            news.append(News(now, bool(done), tokens, origin, tuple(counts)))
+
+        def news() -> list[News]:
+            made = []
+            for before, line in zip(length.tolist(), np.asarray(packed).tolist(), strict=True):
+                counts, (now, done), window = (
+                    line[:_COUNTS],
+                    line[_COUNTS:][:2],
+                    line[_COUNTS + 2 :],
+                )
+                new, half = now - before, len(window) // 2
+                tokens, origin = window[:half][:new], window[half:][:new]
+                made.append(News(now, bool(done), tokens, origin, tuple(counts)))
+            return made
+
         return news
 
     def recorded(self, slot: int) -> Logprobs | None:
@@ -451,8 +539,8 @@ class Device:
     def compiled(self) -> int:
         """The number of programs that were compiled for this engine so far, except for `run`."""
         programs = (
-            self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
-            self._end, self._resumed, self._tile, self._copy_page, self._clear,
+            self._empty, self._read, self._read_rows, self._begin, self._peek, self._recorded,
+            self._copy, self._end, self._resumed, self._tile, self._copy_page, self._clear,
             self._tables, self._table, self._snapshot,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
@@ -479,6 +567,14 @@ class Device:
         read = self._reader.read(params, with_pages(reading, pools), *chunk)
         reading, pools = without_pages(read)
         return self._places.reading(reading), constrain_like(pools, self._at)
+
+    def _rows_read_on(
+        self, params: Params, pools: list[Pool], readings: tuple[Reading, ...], *chunk: Array
+    ) -> tuple[tuple[Reading, ...], list[Pool]]:
+        whole = jax.tree.map(lambda *x: jnp.concatenate(x), *readings)
+        read, pools = self._read_on(params, pools, whole, *chunk)
+        rows = range(len(readings))
+        return tuple(jax.tree.map(lambda x, n=n: x[n : n + 1], read) for n in rows), pools
 
     def _reading(self, params: Params) -> Reading:
         """Returns the reading of a row before its prompt."""
@@ -560,14 +656,6 @@ class Device:
 
         begun = jax.tree.map(jnp.asarray, begun)
         return jax.lax.while_loop(lambda carry: carry[0], turn, (count > 0, begun))[1]
-
-
-def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:
-    """Returns start, number of tokens and width of each pass over a prompt from `start` on."""
-    return [
-        (at, tokens[at : at + count], width)
-        for at, count, width in passes(start, len(tokens) - 1, chunk)
-    ]
 
 
 def _tiled(slots: int, row: DecodeState) -> DecodeState:

@@ -14,11 +14,12 @@ ends, and the group ends with it: never with another text.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import pickle
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,9 +149,17 @@ class Doing:
     """Does decisions with a device, which works on one prompt and one begun row at a time."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self.seen = device, b""
+        self._device, self._seen = device, b""
         self._reading: Any = None
         self._begun: Any = None
+        self._unseen: Callable[[], list[News]] | None = None
+
+    @property
+    def seen(self) -> bytes:
+        """A hash of the news so far; it waits until the device has said them."""
+        if self._unseen is not None:
+            self._unseen()
+        return self._seen
 
     def do(self, decisions: list[Decision]) -> Any:
         """Returns the result of the last decision."""
@@ -181,10 +190,17 @@ class Doing:
     def _run(self, steps: int, live: np.ndarray) -> None:
         self._device.run(steps, live)
 
-    def _peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
-        news = self._device.peek(length, written)
-        told = repr([(one.length, one.done, one.tokens) for one in news]).encode()
-        self.seen = hashlib.sha256(self.seen + told).digest()
+    def _peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
+        waiting = self._device.peek(length, written)
+
+        @functools.cache
+        def news() -> list[News]:
+            made, self._unseen = waiting(), None
+            told = repr([(one.length, one.done, one.tokens) for one in made]).encode()
+            self._seen = hashlib.sha256(self._seen + told).digest()
+            return made
+
+        self._unseen = news
         return news
 
     def _recorded(self, slot: int) -> Any:
@@ -208,6 +224,10 @@ class Leader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
+
+    def together(self, width: int) -> int:
+        """Returns 1: the others work on one prompt at a time."""
+        return 1
 
     def tell(self) -> Any:
         """Sends the decisions so far, does them, and returns the result of the last one."""
@@ -250,7 +270,7 @@ class Leader:
     def run(self, steps: int, live: np.ndarray) -> None:
         self._decide("run", steps, live)
 
-    def peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
+    def peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
         self._decide("peek", length, written)
         return self.tell()
 

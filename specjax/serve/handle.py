@@ -166,6 +166,7 @@ class Handle:
         self._wakers: list[Callable[[], None]] = []
         self._tokens: list[int] = []
         self._guesses: list[Guess] = []
+        self._drafts = 0  # of the guesses
         self._logprobs: list[Logprobs] = []
         self._times = Times(time.perf_counter())
         self._served: Served | None = None
@@ -371,11 +372,12 @@ class Handle:
     def _guesses_of(self, codes: list[int], accepted: int) -> list[Guess]:
         """Returns the proposers of the new tokens, of which there is at least one."""
         guesses = [self._guess(*unpack(code)) for code in codes]
-        drafts = sum(guess.depth > 0 for guess in [*self._guesses, *guesses])
-        if drafts < accepted:
+        self._drafts += sum(guess.depth > 0 for guess in guesses)
+        if self._drafts < accepted:
             # A code says that the last token of a step was drawn by the target.  That is wrong
             # where an EOS or the limit cuts the text at a draft.
-            before = [*self._guesses, *guesses][-2:-1]
+            self._drafts += guesses[-1].depth == 0
+            before = [*self._guesses[-1:], *guesses][-2:-1]
             depth = 1 + sum(guess.depth for guess in before)
             guesses[-1] = self._guess(depth, *unpack(codes[-1])[1:])
         return guesses

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
@@ -24,21 +25,24 @@ from specjax.decoding import slots_ahead
 from specjax.serve.per_row import PerRow
 from specjax.types import Block, Params
 
-_NARROWEST = 8
+_NARROWEST, _WIDE = 8, 128
 
 
 @struct.dataclass
 class Reading:
-    """The state of one row whose prompt is being read."""
+    """The state of rows whose prompts are being read; mostly of one."""
 
     cache: Cache  # the target's
     own: tuple[ArrayTree, ...]  # the state of each part
-    ends: Array | None  # [1, C, sum E], as in `SeveralState`
+    ends: Array | None  # [B, C, sum E], as in `SeveralState`
 
 
 def widths(chunk: int) -> tuple[int, ...]:
     """Returns the widths of the passes over a prompt, ascending."""
-    return tuple(sorted({chunk, *(w for w in (chunk >> n for n in (1, 2, 3)) if w >= _NARROWEST)}))
+    narrower = {w for w in (chunk >> n for n in (1, 2, 3)) if w >= _NARROWEST}
+    if chunk >= _WIDE:  # a pass of so many tokens costs what it computes
+        narrower.add(3 * chunk // 4)
+    return tuple(sorted({chunk, *narrower}))
 
 
 def passes(start: int, count: int, chunk: int) -> Iterator[tuple[int, int, int]]:
@@ -46,6 +50,25 @@ def passes(start: int, count: int, chunk: int) -> Iterator[tuple[int, int, int]]
     for at in range(start, count, chunk):
         tokens = min(chunk, count - at)
         yield at, tokens, next(width for width in widths(chunk) if width >= tokens)
+
+
+def padded(
+    chunks: list[tuple[int, np.ndarray]], width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the tokens [B, W] of chunks, where each begins [B], and how many it has [B]."""
+    padded = np.zeros((len(chunks), width), np.int32)
+    for row, (_, tokens) in zip(padded, chunks, strict=True):
+        row[: len(tokens)] = tokens
+    starts = np.array([start for start, _ in chunks], np.int32)
+    return padded, starts, np.array([len(tokens) for _, tokens in chunks], np.int32)
+
+
+def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:
+    """Returns start, number of tokens and width of each pass over a prompt from `start` on."""
+    return [
+        (at, tokens[at : at + count], width)
+        for at, count, width in passes(start, len(tokens) - 1, chunk)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,22 +107,25 @@ class Reader:
         count: Array,
         uses: Array,
     ) -> Reading:
-        """Reads the first `count` of `tokens` [1, W], which begin at `start` of the text.
+        """Reads the first `count` [B] of `tokens` [B, W], which begin at `start` [B] of the texts.
 
         Args:
           uses: [parts] bool, the proposers that read.
         """
-        at = jnp.minimum(start + jnp.arange(tokens.shape[1]), self.target.max_positions - 1)
-        out = self._apply(params, tokens, at[None], reading.cache)
-        block = Block(tokens, out.hidden, count[None], out.features)
+        places = start[:, None] + jnp.arange(tokens.shape[1])
+        at = jnp.minimum(places, self.target.max_positions - 1)
+        out = self._apply(params, tokens, at, reading.cache)
+        block = Block(tokens, out.hidden, count, out.features)
         own = tuple(
             self._read_part(n, params, state, block, uses[n]) for n, state in enumerate(reading.own)
         )
         ends = reading.ends
         if ends is not None and out.features is not None:
-            last = jnp.take(out.features[0], jnp.maximum(count - 1, 0), axis=0)
-            ends = ends.at[:, start // self.chunk].set(last.astype(ends.dtype), mode="drop")
-        return Reading(out.staged.commit(count[None]), own, ends)
+            rows = jnp.arange(len(tokens))
+            last = out.features[rows, jnp.maximum(count - 1, 0)]
+            index = rows, start // self.chunk
+            ends = ends.at[index].set(last.astype(ends.dtype), mode="drop")
+        return Reading(out.staged.commit(count), own, ends)
 
     def first(self, reading: Reading, count: Array) -> Reading | None:
         """Returns the reading of a row after the first `count` tokens of another one's prompt.

@@ -1,32 +1,39 @@
 """`Scheduler`: the thread of an engine, which reads prompts, runs steps and delivers tokens.
 
-    queue -> one prompt that is read in chunks -> a slot of the batch -> the handle
+    queue -> prompts that are read in chunks -> slots of the batch -> the handles
 
 A turn reads chunks of prompts and then runs a few steps of the batch.  While texts are written it
 reads for at most one and a half times what a turn without reading takes, but always one chunk, so
-that no text waits long.  While none is, prompts that come together are read one after the other,
-and their first steps are taken together.
+that no text waits long.  While none is, a turn reads as many chunks as there are slots, and the
+first steps of these prompts are taken together.
+
+With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
+it, only chunks of one width are read together, and only if the device gives each of them the bits
+that it has alone (`Device.together`).
+
+One file: the parts of a turn change the same slots and the same queue, which only its thread may.
 """
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from specjax.decoding import Logprobs
 from specjax.generation import Prepared
-from specjax.serve.batch import MOST_STEPS, Device, News, Row, prompt_passes
+from specjax.serve.batch import MOST_STEPS, ROWS, Device, News, Row
 from specjax.serve.handle import Busy, Closed, Counts, End, Handle
 from specjax.serve.paging import Paging, Running
-from specjax.serve.reading import Reading
+from specjax.serve.reading import Reading, prompt_passes
 
 _T = TypeVar("_T")
 
@@ -57,6 +64,7 @@ class Admission:
     reading: Reading | None = None
     left: list[tuple[int, np.ndarray, int]] = dataclasses.field(default_factory=list)
     pages: list[int] = dataclasses.field(default_factory=list)  # until the row has a slot
+    passes: int = 0  # over its prompt so far
     marks: frozenset[int] = frozenset()  # the tokens after which a snapshot is wanted
     snapshots: dict[int, Reading] = dataclasses.field(default_factory=dict)
     counts: tuple[int, ...] = _NO_COUNTS  # the fields of `Stats`, of a row that was set back
@@ -77,6 +85,20 @@ class _Slot:
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     uses: frozenset[int] = frozenset()  # the parts that have read this prompt
     salt: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Undelivered:
+    """What the device has said of a row, until its text is delivered."""
+
+    number: int  # of the slot
+    slot: _Slot  # which may be free by now, if the row is done
+    handle: Handle
+    prepared: Prepared
+    new: News
+    length: int  # of prompt and output before
+    written: int  # tokens before, by the device
+    recorded: Logprobs | None  # of all tokens of the row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +138,7 @@ class Scheduler:
         self._device, self._most_waiting = device, waiting
         self._slots = [_Slot() for _ in range(device.slots)]
         self._queue: collections.deque[Admission] = collections.deque()
-        self._admission: Admission | None = None
+        self._admissions: list[Admission] = []  # whose prompts are read, in their order
         self._changed = threading.Condition()
         self._closing = self._cut = self._paused = False
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
@@ -124,6 +146,8 @@ class Scheduler:
         self._finished = self._cancelled = self._prompt_tokens = self._copied_tokens = 0
         self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
         self._turn_seconds = 0.0  # of a turn without reading
+        self._undelivered: list[_Undelivered] = []
+        self._arrived: float | None = None  # when the turn before was done; None: there was none
         self._paging = None if device.pages is None else Paging(device)
         self._numbers, self._set_back_rows = itertools.count(), 0
         self._thread = threading.Thread(target=self._serve, name="specjax engine", daemon=True)
@@ -150,7 +174,7 @@ class Scheduler:
             room = len(self._slots) * self._device.decoder.capacity
             filled = sum(slot.length for slot in running) / room
             return Load(
-                len(running), len(self._queue) + (self._admission is not None), self._finished,
+                len(running), len(self._queue) + len(self._admissions), self._finished,
                 self._cancelled, self._prompt_tokens, self._copied_tokens, self._host_share,
                 self._steps, *self._page_counts(), filled,
             )  # fmt: skip
@@ -205,11 +229,12 @@ class Scheduler:
 
     def pause(self, mode: str) -> int:
         """Stops the turns, as `Engine.pause`; for `call`.  Returns how many requests there were."""
-        count = len(self._queue) + (self._admission is not None) + len(self._running())
+        count = len(self._queue) + len(self._admissions) + len(self._running())
+        self._deliver_all()
         if mode == "abort":
             with self._changed:
                 handles = [admission.handle for admission in self._queue]
-            handles += [self._admission.handle] if self._admission else []
+            handles += [admission.handle for admission in self._admissions]
             handles += [slot.handle for slot in self._slots if slot.handle is not None]
             for handle in handles:
                 handle.cancel()
@@ -231,7 +256,7 @@ class Scheduler:
         Raises:
           ValueError: requests have a slot.
         """
-        running = len(self._running()) + (self._admission is not None)
+        running = len(self._running()) + len(self._admissions)
         if running:
             raise ValueError(
                 f"{running} requests are running: wait for their end, or pause with the mode abort "
@@ -269,22 +294,31 @@ class Scheduler:
 
     def _set_all_back(self) -> None:
         """Puts all requests that have a slot, or whose prompt is read, back into the queue."""
-        reading, self._admission = self._admission, None
-        back = [] if reading is None else [reading]
+        back = self._stopped_reading(len(self._admissions))
         ended = np.array([slot.handle is not None for slot in self._slots])
         for slot in self._running():
             assert slot.admission is not None
             slot.admission.counts = slot.counts
             back.append(slot.admission)
             self._vacate(slot)
-        if self._paging is not None and reading is not None:
-            self._paging.store.release(reading.pages)
-        if reading is not None:
-            reading.reading, reading.pages = None, []
         if ended.any():
             self._device.end(ended)
+        self._put_back(back)
+
+    def _stopped_reading(self, count: int) -> list[Admission]:
+        """Takes the pages of the youngest `count` prompts that are read; returns their requests."""
+        kept = len(self._admissions) - count
+        stopped, self._admissions = self._admissions[kept:], self._admissions[:kept]
+        for admission in stopped:
+            if self._paging is not None:
+                self._paging.store.release(admission.pages)
+            admission.reading, admission.pages = None, []
+        return stopped
+
+    def _put_back(self, admissions: Sequence[Admission]) -> None:
+        """Puts requests back at the front of the queue, the oldest first."""
         with self._changed:
-            for admission in sorted(back, key=lambda one: one.number, reverse=True):
+            for admission in sorted(admissions, key=lambda one: one.number, reverse=True):
                 self._queue.appendleft(admission)
 
     def check_open(self) -> None:
@@ -297,7 +331,7 @@ class Scheduler:
     def _is_idle(self) -> bool:
         """True if the next request will begin at once."""
         is_free = any(slot.handle is None for slot in self._slots)
-        return is_free and self._admission is None and not self._queue
+        return is_free and not self._admissions and not self._queue
 
     def _seconds_until_a_place(self) -> float:
         return max(1.0, self._mean_seconds * len(self._queue) / len(self._slots))
@@ -307,6 +341,8 @@ class Scheduler:
     def _serve(self) -> None:
         try:
             while self._wait_for_work():
+                if self._calls or self._paused:
+                    self._deliver_all()
                 while self._calls:
                     self._calls.popleft()()
                 if self._paused:
@@ -315,6 +351,8 @@ class Scheduler:
                     self._turn()
         except Exception as error:  # whatever it is, nobody may wait for ever
             self._error = error
+        with contextlib.suppress(Exception):  # of the device
+            self._deliver_all()
         error = Closed("the engine was closed before this text was finished")
         if self._error is not None:
             error = Closed(f"the engine has stopped: {self._error!r}")
@@ -325,7 +363,8 @@ class Scheduler:
             self._closing = True
             waiting = [admission.handle for admission in self._queue]
             self._queue.clear()
-        waiting += [self._admission.handle] if self._admission else []
+        waiting += [admission.handle for admission in self._admissions]
+        waiting += [one.handle for one in self._undelivered if one.new.done]
         for handle in (*waiting, *(slot.handle for slot in self._slots if slot.handle)):
             handle.fail(error)
 
@@ -345,10 +384,14 @@ class Scheduler:
 
     def _has_work(self) -> bool:
         running = any(slot.handle is not None for slot in self._slots)
-        return bool(self._queue) or self._admission is not None or running
+        waiting = bool(self._queue) or bool(self._admissions)
+        return waiting or running or bool(self._undelivered)
 
     def _turn(self) -> None:
-        """Drops cancelled requests, reads chunks of prompts, and runs a few steps."""
+        """Drops cancelled requests, reads chunks of prompts, and runs a few steps.
+
+        The new tokens of the turn before are delivered while the device works.
+        """
         began = time.perf_counter()
         self._drop_cancelled()
         reads = self._read_some()
@@ -357,21 +400,29 @@ class Scheduler:
         live = np.array([slot.handle is not None for slot in self._slots])
         if not live.any():
             self._device.tell()
+            self._deliver_all()
+            self._arrived = None
             return
         ran = time.perf_counter()
         self._device.run(steps, live)
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
-        news = self._device.peek(length, written)
+        news_of = self._device.peek(length, written)
+        asked = time.perf_counter()
+        self._deliver_all()
+        delivering = time.perf_counter() - asked
+        news = news_of()
         arrived = time.perf_counter()
         for number, (slot, new) in enumerate(zip(self._slots, news, strict=True)):
             if slot.handle is not None:
-                self._deliver_or_fail(number, slot, new)
+                self._settle(number, slot, new)
         if not reads:
             starting = min(self._device.turn_seconds, arrived - ran)
-            host = time.perf_counter() - arrived + ran - began + starting
+            # What is done while the device works takes cores from it, if it is a CPU.
+            host = ran - (self._arrived or began) + delivering + starting
             self._adapt(host, arrived - ran - starting, steps)
             self._turn_seconds += 0.1 * (arrived - began - self._turn_seconds)
+        self._arrived = arrived
 
     def _make_room(self, steps: int) -> int:
         """Gives the rows pages for the coming steps, and returns how many steps there will be.
@@ -402,15 +453,13 @@ class Scheduler:
         is the same, and what is known already is not delivered twice.
         """
         assert self._paging is not None
-        reading, self._admission = self._admission, None
-        if reading is not None:
-            had_pages = bool(reading.pages)
-            self._paging.store.release(reading.pages)
-            reading.reading, reading.pages = None, []
-            with self._changed:
-                self._queue.appendleft(reading)
-            if had_pages:  # it came after all that run
-                return
+        running = len(self._running())
+        self._deliver_all()
+        if len(self._running()) < running:  # a stop string gave pages back
+            return
+        if self._admissions:  # they came after all that run
+            self._put_back(self._stopped_reading(1))
+            return
         _, number, admission = max(
             (slot.admission.number, number, slot.admission)
             for number, slot in enumerate(self._slots)
@@ -418,8 +467,8 @@ class Scheduler:
         )
         admission.counts = self._slots[number].counts
         self._vacate(self._slots[number])
+        self._put_back([admission])
         with self._changed:
-            self._queue.appendleft(admission)
             self._set_back_rows += 1
         self._device.end(np.arange(len(self._slots)) == number)
 
@@ -439,12 +488,16 @@ class Scheduler:
 
     def _drop_cancelled(self) -> None:
         ended = np.zeros(len(self._slots), bool)
+        if any(slot.handle is not None and slot.handle.cancelled for slot in self._slots):
+            self._deliver_all()
         for number, slot in enumerate(self._slots):
             if slot.handle is not None and slot.handle.cancelled:
                 assert slot.prepared is not None
                 kept = slot.handle.tokens
                 text = slot.prepared.texts.decode(0, kept)
-                self._finish(slot, End(len(kept), text, "cancelled", slot.counts))
+                handle, counts = slot.handle, slot.counts
+                self._vacate(slot)
+                self._finish(handle, End(len(kept), text, "cancelled", counts))
                 ended[number] = True
         if ended.any():
             self._device.end(ended)
@@ -452,9 +505,8 @@ class Scheduler:
             dropped = [a for a in self._queue if a.handle.cancelled]
             for admission in dropped:
                 self._queue.remove(admission)
-        if self._admission is not None and self._admission.handle.cancelled:
-            dropped.append(self._admission)
-            self._admission = None
+        dropped += [admission for admission in self._admissions if admission.handle.cancelled]
+        self._admissions = [one for one in self._admissions if not one.handle.cancelled]
         for admission in dropped:
             if self._paging is not None:
                 self._paging.store.release(admission.pages)
@@ -466,39 +518,89 @@ class Scheduler:
 
     def _read_some(self) -> bool:
         """Reads chunks of prompts.  Returns False if there was nothing to read."""
-        writing = any(slot.handle is not None for slot in self._slots)
         most = len(self._slots)
-        if writing:
+        if self._running():
             most = int(_READING * self._turn_seconds / self._device.chunk_seconds)
-        for chunk in range(max(1, min(most, len(self._slots)))):
-            with self._changed:
-                if self._admission is None and self._queue:
-                    self._admission = self._queue.popleft()
-            if self._admission is None or not self._read(self._admission):
-                return chunk > 0
-        return True
+        left = self._device.chunk * max(1, min(most, len(self._slots)))
+        moved = False
+        while left > 0:
+            self._take()
+            read = self._read(left)
+            left -= read
+            if not self._place_read() and not read:
+                break
+            moved = True
+        return moved
 
-    def _read(self, admission: Admission) -> bool:
-        """Reads a chunk of a prompt; once it is read, puts it into a free slot.
+    def _take(self) -> None:
+        """Begins to read as many prompts as there are slots for, or one ahead if none is free.
+
+        Without pages only one, since each would hold the memory of a slot.
+        """
+        free = sum(slot.handle is None for slot in self._slots)
+        most = 1 if self._paging is None else max(1, min(free, ROWS))
+        while len(self._admissions) < most:
+            with self._changed:
+                if not self._queue:
+                    return
+                self._admissions.append(self._queue.popleft())
+            if not self._begin(self._admissions[-1]):
+                self._put_back([self._admissions.pop()])
+                return
+
+    def _read(self, left: int) -> int:
+        """Reads a chunk of a prompt, or chunks of several.
+
+        The prompts take turns, so that a short one does not wait for a long one.
+
+        Args:
+          left: the tokens that this turn may still read.
 
         Returns:
-          False if the prompt waits for pages, or is read and waits for a slot.
+          The tokens of the pass; 0 if all prompts are read.
         """
-        row, device = admission.row, self._device
-        if admission.reading is None and not self._begin(admission):
-            return False
-        assert admission.reading is not None
-        if admission.left:
-            at, tokens, width = admission.left.pop(0)
-            admission.reading = device.read(admission.reading, tokens, at, width, row.uses)
-            if at + len(tokens) in admission.marks:
-                admission.snapshots[at + len(tokens)] = device.snapshot(admission.reading)
-            if admission.left:
-                return True
+        device = self._device
+        waiting = sorted((one for one in self._admissions if one.left), key=lambda one: one.passes)
+        if not waiting:
+            return 0
+        width, uses = waiting[0].left[0][2], waiting[0].row.uses
+        alike = [one for one in waiting if (one.left[0][2], one.row.uses) == (width, uses)]
+        most = device.together(width)
+        group = alike[: max(1, min(most, left // width))]
+        if len(group) < most and not device.pads:
+            group = group[:1]
+        readings, chunks = [], []
+        for one in group:
+            assert one.reading is not None
+            readings.append(one.reading)
+            chunks.append(one.left[0][:2])
+        if len(group) == 1:
+            ((at, tokens),) = chunks
+            readings = [device.read(readings[0], tokens, at, width, uses)]
+        else:
+            readings = device.read_together(readings, chunks, width, uses)
+        for one, reading, (at, tokens) in zip(group, readings, chunks, strict=True):
+            one.reading, one.passes = reading, one.passes + 1
+            del one.left[0]
+            if at + len(tokens) in one.marks:
+                one.snapshots[at + len(tokens)] = device.snapshot(reading)
+        return width * len(group)
+
+    def _place_read(self) -> bool:
+        """Puts the prompts that are read into free slots.  Returns False if there was none."""
         free = [number for number, slot in enumerate(self._slots) if slot.handle is None]
-        if not free:
-            return False
-        number = self._least_useful(free)
+        placed = [one for one in self._admissions if not one.left][: len(free)]
+        for admission in placed:
+            number = self._least_useful(free)
+            free.remove(number)
+            self._place(number, admission)
+            self._admissions.remove(admission)
+        return bool(placed)
+
+    def _place(self, number: int, admission: Admission) -> None:
+        """Puts a prompt that is read into a slot."""
+        row, device = admission.row, self._device
+        assert admission.reading is not None
         device.insert(number, device.begin(admission.reading, row), row)
         if self._paging is not None:
             pages, admission.pages = admission.pages, []
@@ -515,8 +617,6 @@ class Scheduler:
             uses=row.uses,
             salt=admission.salt,
         )
-        self._admission = None
-        return True
 
     def _begin(self, admission: Admission) -> bool:
         """Begins to read a prompt; returns False if there are too few pages for it."""
@@ -525,7 +625,7 @@ class Scheduler:
             slot, count = self._known_prefix(row, admission.salt)
             admission.reading = device.copy(slot, count) if count else device.empty()
         else:
-            running = sum(slot.handle is not None for slot in self._slots)
+            running = len(self._running()) + len(self._admissions) - 1
             known = len(row.tokens) - row.delivered + len(handle.tokens)
             begun = self._paging.begin(row, admission.salt, known, running)
             if begun is None:
@@ -533,6 +633,7 @@ class Scheduler:
             admission.reading, count, admission.pages = begun.reading, begun.count, begun.pages
             admission.marks, admission.snapshots = begun.marks, {}
         admission.left = prompt_passes(count, row.tokens, device.chunk)
+        admission.passes = 0
         if not handle.begun:
             handle.begin()
             handle.copied = count
@@ -567,32 +668,41 @@ class Scheduler:
         """Returns the free slot with the shortest prompt: the longer ones may be copied again."""
         return min(free, key=lambda number: len(self._slots[number].prompt))
 
-    def _deliver_or_fail(self, number: int, slot: _Slot, new: News) -> None:
-        """Delivers a text; a failure, such as of a broken tokenizer, ends only that text."""
-        handle = slot.handle
-        assert handle is not None
-        try:
-            self._deliver(number, slot, new)
-        except Exception as error:
-            self._device.end(np.arange(len(self._slots)) == number)
-            self._vacate(slot)
-            handle.fail(error)
-
-    def _deliver(self, number: int, slot: _Slot, new: News) -> None:
-        """Delivers the new tokens of a slot, and frees the slot if its text has ended."""
-        handle, prepared = slot.handle, slot.prepared
+    def _settle(self, number: int, slot: _Slot, new: News) -> None:
+        """Takes what the device says of a row, and frees its slot if it is done."""
+        handle, prepared, recorded = slot.handle, slot.prepared, None
         assert handle is not None and prepared is not None
-        before, logprobs = len(handle.tokens), None
-        # What was delivered before the row was set back is written again.
-        written = slot.written + slot.trusted
-        again = min(before - written, len(new.tokens))
-        fresh, origin = new.tokens[again:], new.origin[again:]
-        if handle.wants is not None and fresh:
-            start = slot.length + again
-            logprobs = _part(self._device.recorded(number), start, new.length, handle.wants)
-        tokens = [*handle.tokens, *fresh]
+        if handle.wants is not None and new.tokens:
+            recorded = self._device.recorded(number)  # before another row is in the slot
+        before = slot.length, slot.written
+        self._undelivered.append(
+            _Undelivered(number, slot, handle, prepared, new, *before, recorded)
+        )
         slot.length, slot.written = new.length, slot.written + len(new.tokens)
         slot.counts = new.counts
+        if new.done:
+            self._vacate(slot)
+
+    def _deliver_all(self) -> None:
+        """Delivers what the device has said; a failure, as of a tokenizer, ends only its text."""
+        while self._undelivered:
+            one = self._undelivered.pop(0)
+            try:
+                self._deliver(one)
+            except Exception as error:
+                one.handle.fail(error)
+                self._stop(one)
+
+    def _deliver(self, one: _Undelivered) -> None:
+        """Delivers the new tokens of a row, and ends its text if it has come to its end."""
+        handle, prepared, new = one.handle, one.prepared, one.new
+        before, logprobs = len(handle.tokens), None
+        # What was delivered before the row was set back is written again.
+        again = min(before - one.written - one.slot.trusted, len(new.tokens))
+        fresh, origin = new.tokens[again:], new.origin[again:]
+        if handle.wants is not None and fresh:
+            logprobs = _part(one.recorded, one.length + again, new.length, handle.wants)
+        tokens = [*handle.tokens, *fresh]
         news = fresh, origin, new.counts[2], logprobs
         # Nobody may see the tokens before it is known whether they hold a stop string.
         text, stopped = "", False
@@ -602,11 +712,16 @@ class Scheduler:
         if not (stopped or new.done):
             handle.extend(*news)
             return
-        if not new.done:
-            self._device.end(np.arange(len(self._slots)) == number)
+        self._stop(one)
         is_eos = bool(tokens) and tokens[-1] in set(prepared.eos[0].tolist())
         finish = "stop" if stopped else "eos" if is_eos else "limit"
-        self._finish(slot, End(len(tokens), text, finish, new.counts), news)
+        self._finish(handle, End(len(tokens), text, finish, new.counts), news)
+
+    def _stop(self, one: _Undelivered) -> None:
+        """Stops a row and frees its slot, unless the device was done with it."""
+        if not one.new.done:
+            self._device.end(np.arange(len(self._slots)) == one.number)
+            self._vacate(one.slot)
 
     def _vacate(self, slot: _Slot) -> None:
         """Frees a slot and its pages; the row that was in it is done or will be stopped."""
@@ -615,11 +730,8 @@ class Scheduler:
         with self._changed:
             slot.handle = slot.prepared = slot.admission = None
 
-    def _finish(self, slot: _Slot, end: End, news: _New = ([], [], 0, None)) -> None:
-        """Frees a slot, and delivers the last tokens of its text together with the end."""
-        handle = slot.handle
-        assert handle is not None
-        self._vacate(slot)
+    def _finish(self, handle: Handle, end: End, news: _New = ([], [], 0, None)) -> None:
+        """Delivers the last tokens of a text together with its end."""
         with self._changed:
             self._cancelled += end.finish == "cancelled"
             self._finished += end.finish != "cancelled"

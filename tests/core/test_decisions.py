@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -82,10 +83,11 @@ class Toy:
     def run(self, steps: int, live: np.ndarray) -> None:
         self.calls.append((steps, live.tolist()))
 
-    def peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
+    def peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
         self.peeks += 1
         token = len(self.calls) + (self.peeks >= self.other_from)
-        return [News(int(length[0]) + 1, False, [token], [0], (0,) * len(Counts._fields))]
+        news = [News(int(length[0]) + 1, False, [token], [0], (0,) * len(Counts._fields))]
+        return lambda: news
 
 
 def run(fault: str = "none", other_from: int = 99) -> tuple[Toy, Toy, Exception | None]:
@@ -111,7 +113,7 @@ def run(fault: str = "none", other_from: int = 99) -> tuple[Toy, Toy, Exception 
             leader.end(np.array([False, True]))
             leader.run(2, np.array([True, False]))
             assert len(one.calls) == 5 * turn  # nothing is done before the others are told
-            news = leader.peek(np.array([turn]), np.array([0]))
+            news = leader.peek(np.array([turn]), np.array([0]))()
             assert news[0].tokens == [5 * (turn + 1)]
         if fault == "last":
             leader.end(np.array([True, True]))

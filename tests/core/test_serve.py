@@ -168,7 +168,7 @@ def test_requests_of_different_salts_share_nothing():
 
 
 def test_chunks_follow_from_the_length():
-    assert widths(128) == (16, 32, 64, 128) and widths(16) == (8, 16) and widths(5) == (5,)
+    assert widths(128) == (16, 32, 64, 96, 128) and widths(16) == (8, 16) and widths(5) == (5,)
     assert list(passes(0, 0, 16)) == []
     assert list(passes(0, 41, 16)) == [(0, 16, 16), (16, 16, 16), (32, 9, 16)]
     assert list(passes(32, 40, 16)) == [(32, 8, 8)]

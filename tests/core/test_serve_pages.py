@@ -15,7 +15,9 @@ import specjax
 from specjax import Request
 from specjax.models import LanguageModel
 from specjax.serve import Engine, Served
+from specjax.serve.batch import ROWS, Device
 from specjax.serve.paging import Paging
+from specjax.serve.reading import Reading
 
 PAGE, COUNT = 16, 7
 
@@ -138,6 +140,43 @@ def test_a_speculative_page_in_the_tree_is_found(monkeypatch):
     serve(short, salt="right")
     right = serve(long, salt="right")
     assert right.copied == 16 and same(alone, right)
+
+
+def test_prompts_that_are_read_together_have_the_bits_they_have_alone(monkeypatch):
+    """Of several lengths; a pass that mixes up its rows is found when the engine starts."""
+    settings: dict[str, Any] = {
+        "slots": 4, "capacity": 32, "chunk": 4, "cache_tokens": 12 * PAGE, "page": PAGE,
+        "logprobs": 1,
+    }  # fmt: skip
+    with Engine(target(), **settings) as made:
+        device, passes, compiled = made._device, [], made.compiled()
+        assert device.together(4) == ROWS
+        read = device.read_together
+
+        def counted(readings: list[Reading], *given: Any) -> list[Reading]:
+            passes.append(len(readings))
+            return read(readings, *given)
+
+        monkeypatch.setattr(device, "read_together", counted)
+        asks = [ask(n, 9 + n % 5, "none", new=6) for n in range(12)]
+        made.pause("in_place")
+        handles = [made.submit(one, cache_salt="together") for one in asks]
+        made.go_on()
+        together = [handle.result(60) for handle in handles]
+        assert passes and set(passes) == {ROWS}
+        del passes[:]
+        for one, served in zip(asks, together, strict=True):
+            assert same(made.submit(one, cache_salt="alone").result(60), served)
+        assert not passes and made.compiled() == compiled
+    mixed = Device._rows_read_on
+
+    def mixing(self: Device, *given: Any) -> Any:
+        readings, pools = mixed(self, *given)
+        return readings[::-1], pools
+
+    monkeypatch.setattr(Device, "_rows_read_on", mixing)
+    with Engine(target(), **settings) as made:
+        assert made._device.together(4) == 1
 
 
 def test_what_earlier_rows_left_is_not_seen():
