@@ -62,7 +62,7 @@ def main(prog: str, argv: list[str]) -> None:
     target, draft = models.target, models.draft
     drafters: list[specjax.LanguageModel | specjax.Drafter] = [] if draft is None else [draft]
     if arguments.drafter is not None:
-        drafters.append(specjax.load_drafter(arguments.drafter, target))
+        drafters.append(models.read(arguments.drafter))
     if arguments.mtp:
         drafters += _forms(target)
     with progress("measuring"):

@@ -7,7 +7,7 @@ import os
 import pathlib
 import weakref
 from collections.abc import Callable
-from typing import cast
+from typing import Literal, cast
 
 from flax.traverse_util import flatten_dict
 from jax import Array
@@ -38,6 +38,7 @@ from specjax.methods import (
     MedusaAdapter,
     PublishedDrafter,
     Tensors,
+    drafter_in_int8,
     save_medusa,
     with_switches,
 )
@@ -56,6 +57,7 @@ def load_drafter(
     *,
     revision: str | None = None,
     rules: Rules = RULES,
+    dtype: Literal["int8"] | None = None,
     **numbers: object,
 ) -> Drafter:
     """Reads a published drafter for `target`, in the dtype of the target's weights.
@@ -71,6 +73,8 @@ def load_drafter(
         default as the folder says, or else as the method's authors do.
       revision: a branch, tag or commit on the Hub.
       rules: as for `specjax.load`; {} replicates the drafter.
+      dtype: "int8" rounds the weights of an EAGLE-3, P-EAGLE or MTP drafter on one device.  That
+        changes how many drafts are accepted, and not the text.
       **numbers: arguments of `shape`.
 
     Raises:
@@ -89,10 +93,13 @@ def load_drafter(
             f"{', '.join(numbers)}= are arguments of a shape: pass the shape too, such as "
             "specjax.Chain or specjax.DynamicTree"
         )
+    if dtype is not None:
+        chosen("dtype", dtype, ("int8",))
     folder = find_folder(path, revision)
     name, config, tensors = open_drafter(folder)
     drafter = METHODS[name].format.read(folder, config, tensors, target, rules)
     drafter.check(target)
+    drafter = drafter if dtype is None else drafter_in_int8(drafter)
     return drafter if shape is None else drafter.shaped(shape, **numbers)
 
 
@@ -249,6 +256,11 @@ def _plan(drafter: PublishedDrafter, target: LanguageModel, layout: str | None) 
         raise ValueError(
             f"the drafter {drafter.name} has a {type(drafter.source).__name__}, which no format "
             f"of drafters has ({', '.join(METHODS)})"
+        )
+    if any(isinstance(leaf, Int8) for leaf in flatten_dict(drafter.params).values()):
+        raise ValueError(
+            f"the drafter {drafter.name} holds weights in int8: save it as load_drafter reads it "
+            "without dtype="
         )
     faults = {name: known.faults(drafter, target) for name, known in format.layouts.items()}
     able = [name for name in faults if not faults[name]]

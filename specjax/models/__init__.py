@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         quantise,
         quantised_form,
         round_activations,
+        rounded_weights,
         rounding_form,
     )
     from specjax.models.rope import Rope, rotate
@@ -154,6 +155,7 @@ __all__ = [
     "residual_scale",
     "rotate",
     "round_activations",
+    "rounded_weights",
     "rounding_form",
     "route",
     "run_layer",

@@ -182,7 +182,7 @@ def quantise(model: LanguageModel) -> LanguageModel:
             if tied
             else model.params
         )
-        _made[model] = dataclasses.replace(form, params=_quantise(params))
+        _made[model] = dataclasses.replace(form, params=rounded_weights(params))
     return _made[model]
 
 
@@ -211,11 +211,12 @@ def quantised_form(model: LanguageModel) -> LanguageModel:
     return dataclasses.replace(model, model=made, name=f"{model.name} in int8")
 
 
-def _quantise(params: Mapping[str, Any]) -> Weights:
+def rounded_weights(params: Mapping[str, Any]) -> Weights:
+    """Returns parameters whose kernels are `Int8`."""
     quantised = {}
     for name, leaf in params.items():
         if isinstance(leaf, dict):
-            quantised[name] = _quantise(leaf)
+            quantised[name] = rounded_weights(leaf)
         # A kernel [in, out], or a transposed one, which has the name "weight".  So has the weight
         # of a norm, but it is 1-D.
         elif name in ("kernel", "weight") and leaf.ndim == 2:
@@ -239,7 +240,7 @@ def round_activations(model: LanguageModel) -> LanguageModel:
     if model not in _rounding:
         tied = "head" not in model.params
         head = {"kernel": model.params["embedding"].T} if tied else model.params["head"]
-        params = {**_rounded(model.params), "head": _quantise(head)}
+        params = {**_rounded(model.params), "head": rounded_weights(head)}
         _rounding[model] = dataclasses.replace(rounding_form(model), params=params)
     return _rounding[model]
 

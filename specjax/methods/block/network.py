@@ -33,6 +33,7 @@ from specjax.models import (
     Norm,
     TransformerConfig,
     attend,
+    cpu_attend,
     dot_general,
     residual_scale,
     rotate,
@@ -136,6 +137,7 @@ class DraftAttention(nn.Module):
 
     config: TransformerConfig
     dense: Callable[..., Dense]
+    attend: Callable[..., Array] = attend
 
     def setup(self) -> None:
         c = self.config
@@ -169,7 +171,7 @@ class DraftAttention(nn.Module):
         query = self.q(x).reshape(*x.shape[:2], c.num_heads, c.head_dim)
         query = self.q_norm(query) if c.qk_norm == "head" else query
         keys, values = self.stage(x, rotations, memory)
-        mixed = attend(rotate(query, rotations), keys, values, visible, c.query_scale)
+        mixed = self.attend(rotate(query, rotations), keys, values, visible, c.query_scale)
         return self.o(mixed), keys, values
 
 
@@ -178,11 +180,12 @@ class DraftLayer(nn.Module):
 
     config: BlockDraftConfig
     dense: Callable[..., Dense]
+    attend: Callable[..., Array] = attend
 
     def setup(self) -> None:
         c = self.config.layers
         self.attention_norm, self.mlp_norm = Norm(c), Norm(c)
-        self.attention = DraftAttention(c, self.dense)
+        self.attention = DraftAttention(c, self.dense, self.attend)
         self.mlp = MLP(c, self.dense)
         if self.config.conv_size:
             size, group = self.config.conv_size, self.config.conv_group
@@ -214,25 +217,27 @@ class BlockDraft(nn.Module):
 
     Attributes:
       config: sizes and switches.
-      dot_general, transposed: as in `Transformer`.
+      dot_general, transposed, attend: as in `Transformer`.
     """
 
     config: BlockDraftConfig
     dot_general: Callable[..., Array] = dot_general
     transposed: bool = False
+    attend: Callable[..., Array] = attend
 
     def setup(self) -> None:
         c = self.config.layers
         dense = functools.partial(Dense, dot_general=self.dot_general, transposed=self.transposed)
         self.fc = dense(c.hidden_size, ("features", "embed"), False, c.init_scale)
         self.hidden_norm, self.norm = Norm(c), Norm(c)
-        self.layer = [DraftLayer(self.config, dense) for _ in range(c.num_layers)]
+        self.layer = [DraftLayer(self.config, dense, self.attend) for _ in range(c.num_layers)]
 
     def init_cache(self, batch: int, size: int, dtype: jnp.dtype) -> KVCache:
         """Returns an empty cache of `size` slots for the context and a block."""
         c = self.config.layers
         cache = KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
-        return dataclasses.replace(cache, may_have_pages=True)
+        by_kernel = self.attend is cpu_attend
+        return dataclasses.replace(cache, by_kernel=by_kernel, may_have_pages=True)
 
     def context(self, features: Array, cache: _Cache) -> _Cache:
         """Stages the target's hidden states [B, T, F] of the next T tokens of the text."""

@@ -186,7 +186,9 @@ def plan_block_draft(
             stacklevel=6,
         )
     taps = trained
-    net = BlockDraft(block)
+    module = None if target is None else target.model.module
+    forms = {} if module is None else {"attend": module.attend, "dot_general": module.dot_general}
+    net = BlockDraft(block, **forms)
     shapes = shapes_of(net, corrects)
     rows = block_rows(block) + ([] if corrects is None else method.rows(corrects))
     shares = _share(stored, target, known is not None)

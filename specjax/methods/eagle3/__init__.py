@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         read_parts,
         without_copies,
     )
+    from specjax.methods.eagle3.rounded import drafter_in_int8
     from specjax.methods.eagle3.rows import mask_row
     from specjax.methods.eagle3.source import (
         Eagle3Source,
@@ -69,6 +70,7 @@ __all__ = [
     "at_index",
     "details_of",
     "draft_logits",
+    "drafter_in_int8",
     "eagle3_axes",
     "eagle3_shapes",
     "faults",

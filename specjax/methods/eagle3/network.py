@@ -21,6 +21,8 @@ from specjax.models import (
     Layer,
     Norm,
     TransformerConfig,
+    attend,
+    cpu_attend,
     dot_general,
     int8_form,
     on_target,
@@ -42,6 +44,7 @@ class Eagle3Config:
     fc_norm: bool = False  # one norm for each tap (EAGLE-3.1)
     feeds_normed: bool = False  # the state of a draft is fed back after the final norm (EAGLE-3.1)
     dot_general: Callable[..., Array] = dot_general  # as in `Transformer`
+    attend: Callable[..., Array] = attend  # too
 
     def network(self, dot_general: Callable[..., Array] | None = None) -> Eagle3:
         """Returns the network of this configuration, which may multiply in another way."""
@@ -74,7 +77,8 @@ class FirstLayer(nn.Module):
         token = Norm(c, name="embedding_norm")(embedded)
         feature = Norm(c, name="feature_norm")(features)
         residual = feature if self.config.norm_before_residual else features
-        attention = Attention(c, c.window_of(0), self.dense, name="attention")
+        attend = self.config.attend
+        attention = Attention(c, c.window_of(0), self.dense, attend, name="attention")
         both = jnp.concatenate([token.astype(feature.dtype), feature], axis=-1)
         mixed, written = attention(both, rotations, memory, visible)
         x = residual + mixed
@@ -103,7 +107,7 @@ class Eagle3(nn.Module):
             self.input_norm = Norm(c.layers, axis="features")
         if c.fc_norm:
             self.fc_norms = [Norm(c.layers) for _ in range(c.num_taps)]
-        others = [Layer(c.layers, i, dense) for i in range(1, c.layers.num_layers)]
+        others = [Layer(c.layers, i, dense, c.attend) for i in range(1, c.layers.num_layers)]
         self.layers = [FirstLayer(c, dense), *others]
         self.norm = Norm(c.layers)
 
@@ -165,7 +169,8 @@ class Eagle3(nn.Module):
         """Returns an empty cache of `size` slots for each of `batch` rows."""
         c = self.config.layers
         cache = KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
-        return dataclasses.replace(cache, may_have_pages=True)
+        by_kernel = self.config.attend is cpu_attend
+        return dataclasses.replace(cache, by_kernel=by_kernel, may_have_pages=True)
 
 
 def eagle3_shapes(config: Eagle3Config) -> Weights:

@@ -152,7 +152,8 @@ def read_parts(
                 f"{seen}: the tensors count",
                 stacklevel=5,
             )
-    forms = {} if target is None else {"dot_general": target.model.module.dot_general}
+    module = None if target is None else target.model.module
+    forms = {} if module is None else {"attend": module.attend, "dot_general": module.dot_general}
     network = Eagle3Config(
         layers=layers,
         num_taps=count,
