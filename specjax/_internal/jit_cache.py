@@ -8,13 +8,15 @@ frees together with its programs.  Only those that were used last are kept.
 from __future__ import annotations
 
 import collections
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import jax
 
+from specjax._internal import kept_programs
 from specjax._internal.checks import within
 from specjax._internal.mappings import mapped
 
@@ -33,6 +35,9 @@ class _Table(Protocol):
 
     def clear(self) -> None: ...
 
+
+_MOST_FORMS = 8
+"""The most executables of one structure that are kept between processes."""
 
 _most: int | None = MOST
 _tables: list[_Table] = []
@@ -137,6 +142,14 @@ class Recent(Generic[Key, Value]):
             return key in self._values
 
 
+class _Kept:
+    """The executables of one structure that are kept between processes, in `kept_programs`."""
+
+    def __init__(self) -> None:
+        self.runs: list[Callable[..., Any]] = []
+        self.keeps = kept_programs.keeps()  # False also for a structure that has no key
+
+
 class Programs(Generic[_InputsT, _OutputT]):
     """`jax.jit` of a function whose first arguments are static, for the structures used last."""
 
@@ -150,10 +163,14 @@ class Programs(Generic[_InputsT, _OutputT]):
         self._function: Callable[..., _OutputT] = function  # called with its arguments in two parts
         self._static, self._shape, self._donate = static, shape, donate
         self._recent: Recent[Hashable, jax.stages.Wrapped] = Recent()
+        self._kept: Recent[Hashable, _Kept] = Recent()
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: _InputsT.args, **named: _InputsT.kwargs) -> _OutputT:
-        return self._of(arguments)(*arguments[self._static :], **named)
+        jitted = self._of(arguments)
+        if kept_programs.keeps() and not named:
+            return self._run_kept(jitted, arguments)
+        return jitted(*arguments[self._static :], **named)
 
     def trace(self, *arguments: object) -> jax.stages.Traced:
         """Traces as `jax.jit(...).trace`."""
@@ -166,6 +183,23 @@ class Programs(Generic[_InputsT, _OutputT]):
     def jitted(self) -> list[jax.stages.Wrapped]:
         """Returns the jitted functions that are kept, each for one structure."""
         return self._recent.values()
+
+    def _run_kept(self, jitted: Any, arguments: tuple[object, ...]) -> _OutputT:
+        """Runs an executable that is kept between processes, if there can be one."""
+        fixed, rest = arguments[: self._static], arguments[self._static :]
+        kept = self._kept.get((fixed, self._shape(*rest)), _Kept)
+        for run in kept.runs:
+            # Arrays of another form are refused before anything runs, and so are traced ones.
+            with contextlib.suppress(TypeError, ValueError):
+                return run(*rest)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(rest))
+        if kept.keeps and not traced and len(kept.runs) < _MOST_FORMS:
+            made = kept_programs.executable(self._function.__name__, fixed, rest, jitted)
+            kept.keeps = made is not None
+            if made is not None:
+                kept.runs.append(made)
+                return made(*rest)
+        return jitted(*rest)
 
     def _of(self, arguments: tuple[object, ...]) -> jax.stages.Wrapped:
         fixed, rest = arguments[: self._static], arguments[self._static :]

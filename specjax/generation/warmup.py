@@ -33,7 +33,7 @@ from specjax.parallel import (
     shard_params,
 )
 from specjax.sampling import folded_keys
-from specjax.tuning import Learned, about, option_seconds, read_plan
+from specjax.tuning import Learned, about, keep_costs, option_seconds, read_costs, read_plan
 from specjax.types import ABSENT, DecodeState, Params
 
 WARM_STEPS = 16
@@ -131,10 +131,10 @@ def _kind(prepared: Prepared) -> Hashable:
 def _compile(ready: Ready, started: float) -> Learned | None:
     """Compiles by a prefill and a few steps, and measures the costs of the drafter's options."""
     prepared = ready.prepared
-    learned = None
+    learned, known = None, ()
     if prepared.learns:
         known = prepared.decoder, len(prepared.lengths), prepared.samples, prepared.context
-        learned = read_plan(about(*known))
+        learned = read_plan(about(*known)) or read_costs(*known)
     measures = prepared.learns and learned is None
     # Rows of a grammar end, so they are measured without it, from another reading of the prompts.
     endless = measures and prepared.matchers is None
@@ -154,6 +154,7 @@ def _compile(ready: Ready, started: float) -> Learned | None:
         seconds = option_seconds(prepared.decoder, ready.params, restart, budget)
         prior = np.array(ready.params.proposer.prior)
         learned = Learned(seconds, prior, time.perf_counter() - measuring)
+        keep_costs(learned, *known)
     return learned
 
 

@@ -47,9 +47,15 @@ def keep_compiled(environ: MutableMapping[str, str] = os.environ) -> pathlib.Pat
         return None
     environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _SECONDS)
-    if "jax" in sys.modules and environ is os.environ:  # it has read its settings
+    if environ is os.environ:
+        began = "jax" in sys.modules  # it has read its settings
         import jax
 
+        from specjax._internal import kept_programs
+
+        kept_programs.keep_in(folder if jax.config.jax_enable_compilation_cache else None)
+        if not began:
+            return folder
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", float(_SECONDS))
     return folder

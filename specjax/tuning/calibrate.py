@@ -20,6 +20,9 @@ _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
 _SLOW = 0.02  # seconds of a step above which the cost of a call does not matter
 _ROUNDS = 7
 
+_AGREED, _FEW_ROUNDS = 0.05, 3
+"""After so few rounds the samples of each option suffice, if they differ by this share at most."""
+
 _EARLIER = 40
 """The drafts that all earlier texts count in the prior of a text.  After this many drafts the prior
 is trusted: a proposer that did not pay in earlier texts is first tried after `_TRUSTED` steps.
@@ -155,7 +158,15 @@ def option_seconds(
             late = time.perf_counter() - began > budget
             if not late or (not turn and (not index or index in deepest)):
                 found[index].append(clock.sample(index))
+        if turn + 1 >= _FEW_ROUNDS and all(map(_agree, found)):
+            break
     return seconds_of(clock.options, found)
+
+
+def _agree(samples: Sequence[float]) -> bool:
+    """Returns whether the samples of an option hardly differ."""
+    few = len(samples) < _FEW_ROUNDS
+    return not few and max(samples) <= (1 + _AGREED) * min(samples)
 
 
 def seconds_of(
