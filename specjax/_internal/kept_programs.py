@@ -68,18 +68,21 @@ def needs(module: str, function: str, *arguments: Any) -> None:
     _needs.append((module, function, arguments))
 
 
-def place_of(kind: str, *known: object) -> pathlib.Path | None:
+def place_of(kind: str, *known: object, traced: bool = True) -> pathlib.Path | None:
     """Returns the file of what is made from `known`, which need not be there; None: it has no key.
 
     Args:
       kind: the first part of the name of the file.
       known: all that it is made from, beside what `_surroundings` covers.
+      traced: it also depends on the source of specjax.
     """
     if _folder is None:
         return None
     try:
         text = repr([describe(part) for part in known])
-        name = hashlib.sha256(f"{_surroundings()}\0{text}".encode()).hexdigest()
+        source = _source() if traced else ""
+        made_from = "\0".join((_surroundings(), source, text))
+        name = hashlib.sha256(made_from.encode()).hexdigest()
     except (Unknown, RecursionError) as reason:
         _log.debug("%s is not kept: %s", kind, reason)
         return None
@@ -155,7 +158,7 @@ def _keep(place: pathlib.Path, compiled: Any, text: str, fresh: bool) -> None:
     """
     from jax.experimental import serialize_executable
 
-    code = place_of("code", text)
+    code = place_of("code", text, traced=False)
     if code is None:
         return
     if fresh:
@@ -296,7 +299,7 @@ def _source() -> str:
 
 
 def _surroundings() -> str:
-    """Returns all on which any program of this process depends, beside its own arguments.
+    """Returns all on which a program depends, beside its arguments and the source of specjax.
 
     Raises:
       Unknown: the process is not alone, or has no CPU as its platform, or several devices.
@@ -327,4 +330,4 @@ def _described(settings: tuple[tuple[str, str], ...]) -> str:
         if name.startswith(_SETTINGS) and "CACHE" not in name
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return repr((_source(), sys.version, versions, settings, environ, cores))
+    return repr((sys.version, versions, settings, environ, cores))

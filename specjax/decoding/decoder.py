@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from specjax._internal.checks import within
 from specjax._internal.control_flow import apply_if
@@ -463,6 +463,8 @@ class Decoder:
 
         The state is donated: its buffers are reused, and the state passed in cannot be used again.
         """
+        if isinstance(max_steps, int):  # jnp.asarray would compile a program
+            max_steps = jax.device_put(np.int32(max_steps))
         return _run(self, layout(state), params, state, jnp.asarray(max_steps, jnp.int32))
 
     def lower(
@@ -491,7 +493,7 @@ class Decoder:
             state = self.run(params, state, steps_per_chunk)
             stop = yield state
             if stop is not None:
-                state = dataclasses.replace(state, done=state.done | jnp.asarray(stop))
+                state = dataclasses.replace(state, done=_stopped(state.done, stop))
 
     def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
         """Puts `row`, a state of one row, into `slot` of `state` (continuous batching).
@@ -564,6 +566,16 @@ def _run(
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _insert(layout: _Layout, state: DecodeState, slot: Array, row: DecodeState) -> DecodeState:
     return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
+
+
+def _stopped(done: Array, stop: Array | np.ndarray) -> Array:
+    """Returns done | stop [B]; on the host if that gives the same kind of array.
+
+    An operation outside a program would be a program of its own.
+    """
+    if isinstance(done.sharding, SingleDeviceSharding) and not getattr(done, "committed", True):
+        return jax.device_put(np.asarray(done) | np.asarray(stop))
+    return done | jnp.asarray(stop)
 
 
 def _zeros(shapes: _Made) -> _Made:

@@ -72,7 +72,7 @@ class Learned:
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
     # An array that was put onto the one device by name would compile everything again.
-    made = jnp.asarray(np.asarray(new, old.dtype))
+    made = jax.device_put(np.asarray(new, old.dtype))
     return made if len(old.sharding.device_set) == 1 else jax.device_put(made, old.sharding)
 
 
