@@ -194,7 +194,7 @@ class Programs(Generic[_InputsT, _OutputT]):
                 return run(*rest)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(rest))
         if kept.keeps and not traced and len(kept.runs) < _MOST_FORMS:
-            made = kept_programs.executable(self._function.__name__, fixed, rest, jitted)
+            made = kept_programs.executable(self._function, fixed, rest, jitted)
             kept.keeps = made is not None
             if made is not None:
                 kept.runs.append(made)

@@ -115,12 +115,15 @@ def write(place: pathlib.Path | None, kept: bytes) -> None:
 
 
 def executable(
-    name: str, static: tuple[object, ...], arrays: tuple[object, ...], jitted: Any
+    function: Callable[..., Any],
+    static: tuple[object, ...],
+    arrays: tuple[object, ...],
+    jitted: Any,
 ) -> Callable[..., Any] | None:
     """Returns a compiled function of arrays like these, read from its file or else compiled.
 
     Args:
-      name: of the function.
+      function: the one that is compiled, of a module of specjax.
       static: the arguments that its trace depends on.
       arrays: the other arguments.
       jitted: the `jax.jit` of the function with these static arguments.
@@ -128,8 +131,10 @@ def executable(
     Returns:
       None if it has no key, or if JAX cannot keep it.
     """
+    name = function.__name__
     try:
-        place = place_of(f"program-{name}", static, _shapes(arrays))
+        module = _known(function.__module__)
+        place = place_of(f"program-{name}", module, function.__qualname__, static, _shapes(arrays))
     except Unknown as reason:
         _log.debug("%s is not kept: %s", name, reason)
         return None
@@ -275,10 +280,7 @@ def _name(x: Any) -> str:
     module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         raise Unknown(f"a {type(x).__name__} without a name")
-    root = module.partition(".")[0]
-    if root not in _KNOWN and root not in sys.stdlib_module_names:
-        raise Unknown(f"{module}.{name}")
-    found: Any = sys.modules.get(module)
+    found: Any = sys.modules.get(_known(module))
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not x:
@@ -286,12 +288,22 @@ def _name(x: Any) -> str:
     return f"{module}.{name}"
 
 
+def _known(module: str) -> str:
+    """Returns the name of a module of a package that keys cover.
+
+    Raises:
+      Unknown: they do not cover it.
+    """
+    root = module.partition(".")[0]
+    if root not in _KNOWN and root not in sys.stdlib_module_names:
+        raise Unknown(f"the module {module}")
+    return module
+
+
 @functools.cache
 def _source() -> str:
     """Returns a digest of the source of specjax."""
-    import specjax
-
-    root = pathlib.Path(specjax.__file__).parent
+    root = pathlib.Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")

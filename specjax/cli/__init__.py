@@ -6,8 +6,8 @@ import importlib
 import sys
 import warnings
 
+from specjax._internal.collecting import collecting_rarely
 from specjax.options.choice import chosen
-from specjax.options.collecting import collecting_rarely
 from specjax.options.compiled import keep_compiled
 from specjax.options.exits import ending, open_streams, say
 

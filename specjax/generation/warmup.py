@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax._internal.collecting import collecting_rarely
 from specjax._internal.jit_cache import Recent, structure_of
 from specjax.decoding import Guided
 from specjax.generation.padding import pad_rows
@@ -97,13 +98,13 @@ def warm_up(prepared: Prepared) -> Ready:
     if kind in _compiled:
         learned = _compiled.get(kind, lambda: None)  # used last now, as its programs are
         return _with_learned(place(prepared), learned, 0.0)
-    started = time.perf_counter()
-    ready = place(prepared)
-    if isinstance(ready.runner, Overlapped):
-        ready = _compile_apart(ready, ready.runner)
-    learned = None
-    if not isinstance(ready.runner, Overlapped):
-        learned = _compile(ready, started)
+    started, learned = time.perf_counter(), None
+    with collecting_rarely():
+        ready = place(prepared)
+        if isinstance(ready.runner, Overlapped):
+            ready = _compile_apart(ready, ready.runner)
+        if not isinstance(ready.runner, Overlapped):
+            learned = _compile(ready, started)
     _compiled.get(kind, lambda: learned)
     return _with_learned(ready, learned, time.perf_counter() - started)
 
