@@ -15,7 +15,7 @@ from bench.compiled.formats import FORMATS
 from bench.weights import SIZES as PAIRS
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.files import rounded_leaf, rounded_rows
-from specjax.models import FAMILIES, attend_on, quantise
+from specjax.models import FAMILIES, attend_on, dot_general_on, quantise
 from specjax.types import Arrays
 
 VOCABULARY = 128256
@@ -95,8 +95,9 @@ def shapes_of(
       devices: that the model is for, by default several.
     """
     kept = jnp.dtype("bfloat16" if dtype in ("int8", *FORMATS) else dtype)
-    form = attend_on(devices.flat[0] if devices is not None and devices.size == 1 else None)
-    model = LinenModel(Transformer(config, attend=form), kept)
+    device = devices.flat[0] if devices is not None and devices.size == 1 else None
+    module = Transformer(config, dot_general_on(device), attend=attend_on(device))
+    model = LinenModel(module, kept)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept), shapes)
     if dtype in FORMATS:

@@ -56,8 +56,7 @@ from specjax.models import (
     Transformer,
     TransformerConfig,
     attend_on,
-    cpu_dot_general,
-    dot_general,
+    dot_general_on,
     holds_packed,
     mtp_layout,
 )
@@ -192,7 +191,7 @@ def load(
     alone = own_kernels and (mesh is None or mesh.size == 1)
     network = Transformer(
         ours,
-        dot_general=cpu_dot_general if alone and platform == "cpu" else dot_general,
+        dot_general=dot_general_on(device if alone else None),
         attend=attend_on(device if alone else None),
         separate_head=separate,
         transposed=transposed,

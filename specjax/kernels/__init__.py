@@ -3,8 +3,9 @@
 A step of decoding multiplies a few rows with every weight, so its least time is that of reading the
 weights.  XLA:CPU comes close to that only for a single row of float32.  These kernels read each
 weight from memory once, and the bits of a row do not depend on the number of rows.  The same holds
-for the keys and values of a cache.  Attention and experts have kernels for a GPU
-too (`gpu_attention.py`, `gpu_experts.py`).
+for the keys and values of a cache.  Attention, packed
+matrices and experts have kernels for a GPU too (`gpu_attention.py`, `gpu_codes.py`,
+`gpu_experts.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from specjax.kernels.available import usable
     from specjax.kernels.coding import Coding, together
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
+    from specjax.kernels.gpu_codes import Codes, few_rows_of_codes_on_gpu
     from specjax.kernels.gpu_experts import few_experts_on_gpu, takes_experts_on_gpu
     from specjax.kernels.gpu_filters import least_kept_on_gpu
     from specjax.kernels.gpu_norms import (
@@ -43,6 +45,7 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "MOST_NORMED_ROWS",
     "MOST_TOKENS",
+    "Codes",
     "Coding",
     "coding_of",
     "few_experts_on_gpu",
@@ -52,6 +55,7 @@ __all__ = [
     "few_rows",
     "few_rows_of",
     "few_rows_of_codes",
+    "few_rows_of_codes_on_gpu",
     "least_kept_on_gpu",
     "most_rows",
     "parts_of_products",

@@ -1,7 +1,8 @@
 """Products of few rows with the experts that they chose, as one kernel for an NVIDIA GPU.
 
 XLA:GPU makes of `jax.lax.ragged_dot` a product with every expert, which reads all of them.  This
-kernel, written with Pallas for Triton, reads each chosen expert once.
+kernel, written with Pallas for Triton, reads each chosen expert once.  Packed experts are widened
+in registers, as in `gpu_codes.py`.
 
 A pair is a token and an expert that it chose.  A program of the kernel has one pair and some
 columns of the result.  The first pair of an expert computes the rows of all its tokens, and the
@@ -20,35 +21,29 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.kernels.gpu_codes import Codes, Widen, read_block, times
+
 MOST_TOKENS = 64
 """The most tokens of a pass; of more, most experts have several tiles of rows anyway."""
 
 _ROWS = 16  # the fewest rows of a product of tensor cores
-_BLOCKS = (64, 32, 16)  # inputs and columns that are read at once
-_DTYPES = ("bfloat16", "float16", "float32")
+_COLUMN = 128  # the bytes of a column of a block, at most: several stacks have one at once
 
 
-def takes_experts_on_gpu(x: Array, chosen: Array, stack: Array) -> bool:
+def takes_experts_on_gpu(x: Array, chosen: Array, stack: Codes) -> bool:
     """Returns whether `few_experts_on_gpu` multiplies these rows with this stack."""
-    _, inputs, columns = stack.shape
-    return (
-        0 < len(chosen) <= MOST_TOKENS
-        and x.dtype == stack.dtype
-        and stack.dtype.name in _DTYPES
-        and inputs % _BLOCKS[-1] == 0
-        and columns % _BLOCKS[-1] == 0
-    )
+    return len(chosen) <= MOST_TOKENS and stack.takes(len(chosen), x.dtype)
 
 
 def few_experts_on_gpu(
-    x: Array, chosen: Array, stacks: Sequence[Array], interpret: bool = False
+    x: Array, chosen: Array, stacks: Sequence[Codes], interpret: bool = False
 ) -> list[Array]:
     """Multiplies the row of each pair with the matrix of its expert, in a program for one GPU.
 
     Args:
       x: [T * K, I], the rows; the K pairs of a token follow each other.
       chosen: [T, K] int32, the experts of each token, which are distinct; T at most `MOST_TOKENS`.
-      stacks: matrices [E, I, O] of the dtype of x, all of one shape.
+      stacks: matrices [E, I, O] of equal `shapes`; their numbers are rounded to the dtype of x.
       interpret: compute what the kernel computes, on any platform, slowly.
 
     Returns:
@@ -57,29 +52,30 @@ def few_experts_on_gpu(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    pairs, (_, inputs, columns) = len(x), stacks[0].shape
-    width = _block(columns)
-    whole = pl.BlockSpec(x.shape, lambda pair, part: (0, 0))
+    pairs, columns, width = len(x), stacks[0].columns, stacks[0].width
+    block = stacks[0].block(x.dtype, _COLUMN)
+    assert width is not None and block is not None
     shape = jax.ShapeDtypeStruct((pairs, columns), x.dtype)
+    arrays = [array for stack in stacks for array in stack.flat()]
+
+    def cut(array: Array) -> pl.BlockSpec:
+        return pl.BlockSpec((*array.shape[:-1], width), lambda pair, part: (0, 0, part))
+
     made = pl.pallas_call(
-        functools.partial(_products, len(stacks), _block(inputs), width),
+        functools.partial(_products, stacks[0].group, block, [stack.widen for stack in stacks]),
         out_shape=[shape] * len(stacks),
         grid=(pairs, columns // width),
         in_specs=[
-            whole,
+            pl.BlockSpec(x.shape, lambda pair, part: (0, 0)),
             pl.BlockSpec(chosen.shape, lambda pair, part: (0, 0)),
-            *(pl.BlockSpec(stack.shape, lambda pair, part: (0, 0, 0)) for stack in stacks),
+            *map(cut, arrays),
         ],
         out_specs=[pl.BlockSpec(shape.shape, lambda pair, part: (0, 0)) for _ in stacks],
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
         name="few_experts",
-    )(x, chosen, *stacks)
+    )(x, chosen, *arrays)
     return list(made)
-
-
-def _block(size: int) -> int:
-    return next(block for block in _BLOCKS if size % block == 0)
 
 
 def _power(size: int) -> int:
@@ -87,21 +83,23 @@ def _power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _products(count: int, block: int, width: int, x: Any, chosen: Any, *others: Any) -> None:
-    """Computes `width` columns for all tokens of one pair's expert; all arguments are references.
+def _products(
+    group: int, block: int, widens: Sequence[Widen], x: Any, chosen: Any, *references: Any
+) -> None:
+    """Computes some columns for all tokens of one pair's expert.
 
     Args:
-      count: of the stacks.
+      group: its inputs.
       block: inputs that are multiplied at once.
-      width: columns.
-      x, chosen: as in `few_experts_on_gpu`.
-      others: the stacks, and the results.
+      widens: of the stacks.
+      x, chosen: references to those of `few_experts_on_gpu`.
+      references: to the arrays of each stack, and to the results.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    stacks, out = others[:count], others[count:]
-    tokens, each = chosen.shape
+    held, out = references[: -len(widens)], references[-len(widens) :]
+    (tokens, each), width = chosen.shape, held[0].shape[2]
     pair, part = pl.program_id(0), pl.program_id(1)
     expert = triton.load(chosen.at[pair // each, pair % each])
 
@@ -110,12 +108,13 @@ def _products(count: int, block: int, width: int, x: Any, chosen: Any, *others: 
     token = jnp.broadcast_to(jnp.arange(height)[:, None], (height, _power(each)))
     rank = jnp.broadcast_to(jnp.arange(_power(each))[None], token.shape)
     there = (token < tokens) & (rank < each)
-    held = triton.load(
+    others = triton.load(
         chosen.at[jnp.minimum(token, tokens - 1), jnp.minimum(rank, each - 1)], mask=there, other=-1
     )
-    same = (held == expert).astype(jnp.int32)
+    same = (others == expert).astype(jnp.int32)
     before = (same * (token * each + rank < pair)).sum()
-    blocks = jnp.where(before == 0, jnp.int32(x.shape[1] // block), jnp.int32(0))
+    inputs, count = x.shape[1], held[0].shape[1] // block
+    blocks = jnp.where(before == 0, jnp.int32(count), jnp.int32(0))
     rows = []
     for first in range(0, tokens, _ROWS):
         tile = jnp.arange(_ROWS) + first
@@ -125,15 +124,19 @@ def _products(count: int, block: int, width: int, x: Any, chosen: Any, *others: 
         rows.append(jnp.where(mine.sum((1, 2)) > 0, row, pair))
 
     def step(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        place, shape = number * block + jnp.arange(block)[None], (_ROWS, block)
-        inputs = [triton.load(x.at[_both(row[:, None], place, shape)]) for row in rows]
-        at = expert, pl.ds(number * block, block), pl.ds(part * width, width)
-        matrices = [triton.load(stack.at[at]) for stack in stacks]
-        products = [_product(some, matrix) for matrix in matrices for some in inputs]
+        start, shape = number * block, (_ROWS, block)
+        places = [_both(row[:, None], start + jnp.arange(block)[None], shape) for row in rows]
+        some = [triton.load(x.at[at], mask=at[1] < inputs, other=0.0) for at in places]
+        each = len(held) // len(widens)
+        matrices = [
+            read_block(held[i * each : (i + 1) * each], widen, group, start, block, expert)
+            for i, widen in enumerate(widens)
+        ]
+        products = [times(rows, made.astype(x.dtype)) for made in matrices for rows in some]
         return tuple(total + more for total, more in zip(sums, products, strict=True))
 
     zeros = jnp.zeros((_ROWS, width), jnp.float32)
-    sums = jax.lax.fori_loop(jnp.int32(0), blocks, step, (zeros,) * (count * len(rows)))
+    sums = jax.lax.fori_loop(jnp.int32(0), blocks, step, (zeros,) * (len(widens) * len(rows)))
     column, shape = part * width + jnp.arange(width)[None], (_ROWS, width)
     for number, total in enumerate(sums):
         made, row = out[number // len(rows)], rows[number % len(rows)]
@@ -146,14 +149,3 @@ def _products(count: int, block: int, width: int, x: Any, chosen: Any, *others: 
 
 def _both(row: Array, column: Array, shape: tuple[int, int]) -> tuple[Array, Array]:
     return jnp.broadcast_to(row, shape), jnp.broadcast_to(column, shape)
-
-
-def _product(x: Array, y: Array) -> Array:
-    """Multiplies two matrices; by default those of float32 would be of TensorFloat-32."""
-    return jax.lax.dot_general(
-        x,
-        y,
-        (((1,), (0,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from specjax.kernels.codes import FP4, Beside, Codes, constant_of
-from specjax.kernels.coding import Coding
+from specjax.kernels.coding import ALL, Coding
 from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
 
 _LARGEST = 127
@@ -88,11 +88,12 @@ class _Part(Beside):
         with emit.loop(word(0), b.mul(self.rows, self.blocks), 1) as (block, _, _):
             self._round(block)
         # With one row more outputs at once are more streams from memory.
-        many = (8 if self.coding.bits == 4 else 6) if self.machine.registers >= 32 else 4
         one = b.icmp_signed("<=", self.rows, word(1))
         middle = b.select(one, self.last, self.first)
         self.each_tile(self.first, middle, 4, 1, self._tile)
-        self.each_tile(middle, self.last, many, 2, self._tile)
+        few = self.machine.registers < 32
+        outputs, rows = (4, 2) if few else (5, 3) if self.coding.bits == 4 else (4, 4)
+        self.each_tile(middle, self.last, outputs, rows, self._tile)
         b.call(emit.c("free"), [self.held])
         b.ret_void()
 
@@ -161,6 +162,8 @@ class _Part(Beside):
         firsts = [b.mul(b.add(m, word(j)), self.blocks) for j in range(rows)]
         ahead = b.mul(self.width, word(outputs))
         size = self.block * self.coding.bits // 8
+        # The one scale of an output is multiplied with the sum.
+        alone = [self._beside(j, word(0)) for j in columns if self.coding.group == ALL]
         empty = [zeros(self.vector)] * (rows * outputs)
         with emit.loop(word(0), self.blocks, 1, empty) as (block, now, following):
             place = b.mul(block, word(size))
@@ -171,15 +174,17 @@ class _Part(Beside):
                 for line in range(0, size, 64):
                     emit.prefetch(b.gep(at, [b.add(ahead, word(line))]))
                 numbers = self._bytes_of(at)
-                scale, zero = self._beside(columns[c], group)
+                scale, zero = alone[c] if alone else self._beside(columns[c], group)
                 for r, row in enumerate(mine):
                     k = r * outputs + c
                     product = self._products(list(zip(numbers, row.digits, strict=True)), row.taken)
                     product = b.sitofp(product, self.vector)
                     if row.sums is not None:
                         product = emit.multiply_add(b.fneg(zero), row.sums, product)
-                    factor = b.fmul(scale, row.steps)
+                    factor = row.steps if alone else b.fmul(scale, row.steps)
                     following[k] = emit.multiply_add(product, factor, now[k])
+        if alone:
+            now = [b.fmul(total, alone[k % outputs][0]) for k, total in enumerate(now)]
         sums = self._sums(now)
         for r in range(rows):
             place = b.add(b.mul(b.add(m, word(r)), self.outputs), i)

@@ -40,12 +40,20 @@ if TYPE_CHECKING:
     from specjax.models.mixers import Attention, AttentionSizes, Latent, LatentAttention
     from specjax.models.observed import Ran, run_layer
     from specjax.models.packed import Packed, holds_packed, is_packed
-    from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
+    from specjax.models.products import (
+        cpu_dot_general,
+        dot_general,
+        dot_general_on,
+        float32_dot_general,
+        gpu_dot_general,
+    )
     from specjax.models.quantised import (
         Int8,
         cpu_int8_dot_general,
         for_several_devices,
+        gpu_int8_dot_general,
         int8_dot_general,
+        int8_form,
         quantise,
         quantised_form,
         round_activations,
@@ -119,17 +127,21 @@ __all__ = [
     "cpu_dot_general",
     "cpu_int8_dot_general",
     "dot_general",
+    "dot_general_on",
     "float32_dot_general",
     "for_several_devices",
     "from_function",
     "from_linen",
     "from_nnx",
     "gpu_attend",
+    "gpu_dot_general",
+    "gpu_int8_dot_general",
     "grouped",
     "head_matrix",
     "holds_packed",
     "in_tiles",
     "int8_dot_general",
+    "int8_form",
     "is_packed",
     "look_up",
     "mtp_beginnings",

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from specjax import kernels
 from specjax._internal.platforms import by_platform, on_cpu, on_cuda, on_gpu, on_tpu
 from specjax.models.config import TransformerConfig
+from specjax.models.packed import PackedKernel
 from specjax.models.products import dot_general
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -75,8 +76,10 @@ class Dense(nn.Module):
         return y
 
 
-def _product_in_parts(x: Array, kernel: Array, summed: int) -> Array:
+def _product_in_parts(x: Array, kernel: Array | PackedKernel, summed: int) -> Array:
     """Returns products [P, ..., out] with the P parts of a matrix, cut along its axis `summed`."""
+    if isinstance(kernel, PackedKernel):
+        return kernel.product_in_parts(x)
     parts = kernels.parts_of_products(kernel.shape[summed])
     rows = x.reshape(-1, parts, x.shape[-1] // parts)
     shape = [*kernel.shape]

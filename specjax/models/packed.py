@@ -8,7 +8,8 @@ lie in groups [groups, inputs of a group, out] and the product sums over two axe
 for a TPU would write the wide matrix first.  XLA:CPU would write it in any case, so there the codes
 are [out, in].  Few rows are multiplied by a kernel that widens codes in registers, if there is one
 for their layout (`kernels.coding_of`).  Else the product takes a few outputs at a time, and their
-wide rows stay in the cache.
+wide rows stay in the cache.  XLA for a GPU would write the wide matrix too, and few rows are
+multiplied by a kernel there (`kernels.few_rows_of_codes_on_gpu`).
 
 The wide numbers are computed in float32 and rounded once to the dtype of the activations, so they
 are those of a matrix that was dequantised when it was loaded.  Where a format divides the scales by
@@ -20,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -32,7 +33,7 @@ from jax.lax import DotDimensionNumbers
 from jax.typing import DTypeLike
 
 from specjax import kernels
-from specjax._internal.platforms import on_cpu
+from specjax._internal.platforms import on_cpu, on_cuda
 from specjax.types import Weights
 
 _OUTPUTS = 64
@@ -165,7 +166,7 @@ class PackedKernel:
         """Computes `models.products.dot_general` of x [..., in] and the matrix.
 
         If `alone` is set, the arrays are on one device.  On several, XLA would gather the codes
-        that a CPU takes a few outputs of.
+        that a CPU takes a few outputs of, and those that a GPU's kernel reads.
         """
         summed = 0 if self.stored.turned else 1
         if dimensions != (((x.ndim - 1,), (summed,)), ((), ())):
@@ -173,6 +174,20 @@ class PackedKernel:
                 f"a packed kernel contracts x's last axis with its axis {summed}, not {dimensions}"
             )
         return _product(x, self.stored, alone)
+
+    def product_in_parts(self, x: Array) -> Array:
+        """Computes products [P, ..., out] in float32 whose sum is that of x [..., in] and the
+        matrix, on one GPU.
+        """
+        x, packed = _in_order(x, self.stored)
+        return _parts_on_gpu(_rounded(x, packed), packed)
+
+    def inputs_of(self, x: Array, numbers: Array) -> Array:
+        """Returns rows x [M, in] as the codes of matrices `numbers` [M] of a stack have them."""
+        order = self.stored.order
+        if order is not None:
+            x = jnp.take_along_axis(x, order[numbers], axis=1)
+        return _rounded(x, self.stored)
 
     def product_with(self, x: Array, number: Array, alone: bool) -> Array:
         """Computes x [M, in] times the matrix `number` of a stack, in float32."""
@@ -195,14 +210,12 @@ def _product(
         cut = functools.partial(jax.lax.dynamic_index_in_dim, index=number, keepdims=False)
         return jax.tree.map(cut, packed)
 
-    order = packed.order
-    if order is not None:
-        order = order if number is None else order[number]
-        x = jnp.take(x, order, axis=-1)
-        packed = dataclasses.replace(packed, order=None)
-
+    x, packed = _in_order(x, packed, number)
     if packed.in_groups:
-        return _fused(_rounded(x, packed), one(packed), result)
+        x, packed = _rounded(x, packed), one(packed)
+        if alone:
+            return _parts_on_gpu(x, packed).sum(0).astype(result)
+        return _fused(x, packed, result)
 
     def fused(x: Array, packed: Packed) -> Array:
         return _multiplied(_rounded(x, packed), one(packed), x.dtype, False, result)
@@ -220,6 +233,16 @@ def _product(
         return y.astype(result).reshape(*x.shape[:-1], -1)
 
     return on_cpu(cpu, fused, x, packed)
+
+
+def _in_order(x: Array, packed: Packed, number: Array | None = None) -> tuple[Array, Packed]:
+    """Returns x [..., in] with the inputs as the codes of the matrix, or `number` of a stack, have
+    them.
+    """
+    if packed.order is None:
+        return x, packed
+    order = packed.order if number is None else packed.order[number]
+    return jnp.take(x, order, axis=-1), dataclasses.replace(packed, order=None)
 
 
 def rounded_activations(x: Array, group: int) -> Array:
@@ -252,10 +275,61 @@ def _fused(x: Array, packed: Packed, result: DTypeLike) -> Array:
     return y.astype(result)
 
 
-def _widened_groups(packed: Packed) -> Array:
+_OF_GROUPS = ("scales", "zeros", "whole", "least")
+
+
+def of_kernel(packed: Packed) -> kernels.Codes:
+    """Returns a matrix in groups, or a stack of them, as the kernels for a GPU read it."""
+    held = {name: getattr(packed, name) for name in _OF_GROUPS}
+    there = {name: array for name, array in held.items() if array is not None}
+    form = jax.tree.map(lambda part: None, packed)
+
+    def widen(codes: Array, arrays: Sequence[Array]) -> Array:
+        given = dict(zip(there, arrays, strict=True))
+        return _widened_groups(dataclasses.replace(form, codes=codes, **given), True)
+
+    return kernels.Codes(packed.codes, list(there.values()), widen)
+
+
+def _parts_on_gpu(x: Array, packed: Packed) -> Array:
+    """Returns products [P, ..., out] in float32 whose sum is the product.
+
+    The arrays are on one GPU; P is 1 where no kernel multiplies them.
+    """
+    if of_kernel(packed).takes(x.size // x.shape[-1], x.dtype):
+        return _by_kernel_of_gpu(x, packed)
+    return _fused(x, packed, jnp.float32)[None]
+
+
+@jax.custom_jvp
+def _by_kernel_of_gpu(x: Array, packed: Packed) -> Array:
+    def gpu(x: Array, packed: Packed) -> Array:
+        made = kernels.few_rows_of_codes_on_gpu(x.reshape(-1, x.shape[-1]), of_kernel(packed))
+        return made.reshape(-1, *x.shape[:-1], made.shape[-1])
+
+    def other(x: Array, packed: Packed) -> Array:
+        more = of_kernel(packed).parts(x.dtype) - 1
+        y = _fused(x, packed, jnp.float32)
+        return jnp.pad(y[None], ((0, more), *[(0, 0)] * y.ndim))
+
+    return on_cuda(gpu, other, x, packed)
+
+
+@_by_kernel_of_gpu.defjvp
+def _(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    def fused(x: Array) -> Array:
+        return _fused(x, packed, jnp.float32)[None]
+
+    x, packed = primals
+    y = _by_kernel_of_gpu(x, packed)
+    slope = fused(tangents[0].astype(x.dtype))
+    return y, jnp.pad(slope, ((0, len(y) - 1), *[(0, 0)] * (y.ndim - 1)))
+
+
+def _widened_groups(packed: Packed, by_bits: bool = False) -> Array:
     """Returns [..., groups, inputs of a group, out] in float32."""
-    scales = _scales(packed, False)
-    wide = _decoder(packed, False)(packed.codes)
+    scales = _scales(packed, by_bits)
+    wide = _decoder(packed, by_bits)(packed.codes)
     if packed.offset:
         wide = wide - packed.offset
     if packed.zeros is not None:

@@ -9,6 +9,7 @@ case, and rounded once.  `cpu_dot_general` has kernels of its own for few rows.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import cast
 
 import jax
@@ -18,7 +19,7 @@ from jax.lax import DotDimensionNumbers
 from jax.typing import DTypeLike
 
 from specjax import kernels
-from specjax._internal.platforms import by_platform, on_cpu, on_gpu
+from specjax._internal.platforms import Device, by_platform, on_cpu, on_gpu, runs_triton
 from specjax.models.packed import PackedKernel
 
 
@@ -75,6 +76,25 @@ def cpu_dot_general(
     if isinstance(kernel, PackedKernel):
         return kernel.product(x, dimensions, alone=True)
     return _cpu_dot_general(x, kernel, dimensions)
+
+
+def gpu_dot_general(
+    x: Array, kernel: Array | PackedKernel, dimensions: DotDimensionNumbers
+) -> Array:
+    """Computes `dot_general` for arrays on one NVIDIA GPU for which Triton compiles.
+
+    Few rows are multiplied with a packed matrix by a kernel.
+    """
+    if isinstance(kernel, PackedKernel):
+        return kernel.product(x, dimensions, alone=True)
+    return dot_general(x, kernel, dimensions)
+
+
+def dot_general_on(device: Device | None) -> Callable[..., Array]:
+    """Returns the form of `dot_general` for a model on one device; None: it is on several."""
+    if device is not None and device.platform == "cpu":
+        return cpu_dot_general
+    return gpu_dot_general if device is not None and runs_triton(device) else dot_general
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))

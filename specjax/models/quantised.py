@@ -32,7 +32,7 @@ from specjax.models.attention import attend
 from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
 from specjax.models.packed import Packed
-from specjax.models.products import cpu_dot_general, dot_general
+from specjax.models.products import cpu_dot_general, dot_general, gpu_dot_general
 from specjax.models.transformer import Transformer
 from specjax.types import Weights
 
@@ -95,6 +95,13 @@ def cpu_int8_dot_general(
     return _dot_general(x, kernel, dimensions, cpu_dot_general, True)
 
 
+def gpu_int8_dot_general(
+    x: Array, kernel: Array | _Kernel, dimensions: DotDimensionNumbers
+) -> Array:
+    """Computes `models.products.gpu_dot_general`, and takes an `Int8` kernel too."""
+    return _dot_general(x, kernel, dimensions, gpu_dot_general, False)
+
+
 def _dot_general(
     x: Array,
     kernel: Array | _Kernel,
@@ -129,13 +136,23 @@ def _dot_general(
 _INT8: dict[Callable[..., Array], Callable[..., Array]] = {
     dot_general: int8_dot_general,
     cpu_dot_general: cpu_int8_dot_general,
+    gpu_dot_general: gpu_int8_dot_general,
 }
 """Maps the product of a model to that of the model in int8."""
 
+
 _XLA: dict[Callable[..., Array], Callable[..., Array]] = {
     cpu_dot_general: dot_general,
+    gpu_dot_general: dot_general,
     cpu_int8_dot_general: int8_dot_general,
+    gpu_int8_dot_general: int8_dot_general,
 }
+
+
+def int8_form(product: Callable[..., Array]) -> Callable[..., Array]:
+    """Returns the form of a model's product that takes an `Int8` kernel too."""
+    return product if product in _INT8.values() else _INT8.get(product, int8_dot_general)
+
 
 _made: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKeyDictionary()
 _rounding: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKeyDictionary()
@@ -186,7 +203,7 @@ def quantised_form(model: LanguageModel) -> LanguageModel:
         return model
     separate = "head" not in model.params or network.module.separate_head
     module = network.module.clone(
-        dot_general=_INT8.get(network.module.dot_general, int8_dot_general),
+        dot_general=int8_form(network.module.dot_general),
         separate_head=separate,
         transposed=False,
     )

@@ -37,7 +37,8 @@ from specjax.models.attention import attend, cpu_attend, gpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import Dense, Norm, Pending, look_up, named_param, scaled
 from specjax.models.mixers import Attention, AttentionSizes, Rotations
-from specjax.models.products import dot_general
+from specjax.models.packed import is_packed
+from specjax.models.products import dot_general, gpu_dot_general
 from specjax.models.vocabulary import on_target
 from specjax.types import ModelOutput
 
@@ -363,7 +364,7 @@ class Transformer(nn.Module):
         )
         return (
             self.triton
-            and self.dot_general is dot_general
+            and self.dot_general in (dot_general, gpu_dot_general)
             and not self.is_initializing()
             and tokens.size <= kernels.MOST_NORMED_ROWS
             and plain
@@ -371,13 +372,18 @@ class Transformer(nn.Module):
             and c.final_norm
             and c.branch_scale == c.down_scale == 1.0
             and not (c.out_bias or c.mlp_bias or c.layer_scale or c.per_layer_size)
-            and not any(map(_is_boxed, jax.tree.leaves(self.variables, is_leaf=_is_boxed)))
+            and not any(map(_is_int8, jax.tree.leaves(self.variables, is_leaf=_is_boxed)))
         )
 
 
 def _is_boxed(leaf: object) -> bool:
-    """Returns whether a parameter is rounded, and no array."""
+    """Returns whether a parameter is rounded or packed, and no array."""
     return isinstance(leaf, nn.meta.AxisMetadata)
+
+
+def _is_int8(leaf: object) -> bool:
+    """Returns whether a parameter is rounded, as `quantise` does it."""
+    return _is_boxed(leaf) and not is_packed(leaf)
 
 
 def traced_by_kind(

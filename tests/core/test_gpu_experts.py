@@ -18,7 +18,11 @@ EXPERTS, INPUTS, COLUMNS = 8, 48, 32
 
 @functools.cache
 def kernel():
-    return jax.jit(functools.partial(kernels.few_experts_on_gpu, interpret=True))
+    def few(x, chosen, stacks):
+        plain = [kernels.Codes.plain(stack) for stack in stacks]
+        return kernels.few_experts_on_gpu(x, chosen, plain, interpret=True)
+
+    return jax.jit(few)
 
 
 def stacks(dtype: str = "float32") -> list[jax.Array]:
@@ -59,15 +63,18 @@ def test_numbers_and_bits(tokens, count):
         ({"tokens": 65}, False),
         ({"columns": 40}, False),
         ({"inputs": 40}, False),
-        ({"dtype": "int8"}, False),
+        ({"dtype": "float32"}, False),
     ],
 )
 def test_what_the_kernel_takes(change, taken):
     sizes = {"tokens": 2, "inputs": 64, "columns": 48, "dtype": "bfloat16", **change}
     stack = jnp.zeros((4, sizes["inputs"], sizes["columns"]), sizes["dtype"])
     chosen = jnp.zeros((sizes["tokens"], 2), jnp.int32)
-    x = jnp.zeros((sizes["tokens"] * 2, sizes["inputs"]), stack.dtype)
-    assert kernels.takes_experts_on_gpu(x, chosen, stack) == taken
+    x = jnp.zeros((sizes["tokens"] * 2, sizes["inputs"]), jnp.bfloat16)
+    of = Stacks(None, stack, stack.swapaxes(1, 2))
+    form = functools.partial(by_kernel, lambda gate, up: up)
+    text = jax.jit(form).trace(x, chosen, of).lower(lowering_platforms=("cuda",)).as_text()
+    assert ("few_experts" in text) == taken
 
 
 def test_it_is_in_programs_for_nvidia_gpus():

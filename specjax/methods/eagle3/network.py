@@ -22,7 +22,7 @@ from specjax.models import (
     Norm,
     TransformerConfig,
     dot_general,
-    int8_dot_general,
+    int8_form,
     on_target,
 )
 from specjax.parallel import Specs
@@ -211,8 +211,7 @@ def draft_logits(
     """
     dimensions = (((states.ndim - 1,), (0,)), ((), ()))
     if isinstance(head, Int8):
-        product = int8_dot_general if product is dot_general else product
-        logits = product(states, head.unbox(), dimensions)
+        logits = int8_form(product)(states, head.unbox(), dimensions)
     else:
         logits = product(states, head.astype(states.dtype), dimensions)
     return on_target(logits.astype(jnp.float32), vocab_size, to_draft)

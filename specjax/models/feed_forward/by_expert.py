@@ -9,16 +9,16 @@ CPU, and `by_kernel` for arrays on one NVIDIA GPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.platforms import on_cpu, on_cuda
-from specjax.kernels import few_experts_on_gpu, takes_experts_on_gpu
-from specjax.models.packed import PackedKernel
+from specjax.kernels import Codes, few_experts_on_gpu, takes_experts_on_gpu
+from specjax.models.packed import Packed, PackedKernel, of_kernel
 from specjax.models.products import stacked_product
 
 
@@ -29,6 +29,17 @@ class Stacks(NamedTuple):
     up: Array | PackedKernel  # [E, H, I]
     down: Array | PackedKernel  # [E, I, H]
     biases: tuple[Array, Array, Array] | None = None  # [E, I], [E, I], [E, H]
+
+    def stored(self) -> Stacks:
+        """Returns the stacks as a tree of arrays."""
+        return self._each(lambda stack: stack.stored if isinstance(stack, PackedKernel) else stack)
+
+    def unboxed(self) -> Stacks:
+        """Returns the stacks of `stored` as products take them."""
+        return self._each(lambda stack: stack.unbox() if isinstance(stack, Packed) else stack)
+
+    def _each(self, make: Callable[[Any], Any]) -> Stacks:
+        return Stacks(make(self.gate), make(self.up), make(self.down), self.biases)
 
     @property
     def some_packed(self) -> bool:
@@ -97,12 +108,15 @@ def in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
 def by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
     """Computes `grouped` for arrays on one GPU; for few tokens on an NVIDIA GPU with a kernel."""
     ours = [stack for stack in stacks[:3] if stack is not None]
-    if any(
-        isinstance(stack, PackedKernel) or not takes_experts_on_gpu(x, chosen, stack)
-        for stack in ours
-    ):
-        return grouped(inner, x, chosen, stacks)
-    return _with_slopes(_on_gpu, inner, x, chosen, stacks)
+    if all(_taken(x, chosen, stack) for stack in ours):
+        return _with_slopes(_on_gpu, inner, x, chosen, stacks.stored())
+    return grouped(inner, x, chosen, stacks)
+
+
+def _taken(x: Array, chosen: Array, stack: Array | PackedKernel) -> bool:
+    if isinstance(stack, PackedKernel):
+        return takes_experts_on_gpu(x, chosen, of_kernel(stack.stored))
+    return x.dtype == stack.dtype and takes_experts_on_gpu(x, chosen, Codes.plain(stack))
 
 
 _Form = Callable[[Gate, Array, Array, Stacks], Array]
@@ -114,13 +128,20 @@ def _on_cpu(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
 
 
 def _on_gpu(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
-    forms = (functools.partial(form, inner) for form in (_by_kernel, grouped))
+    forms = (functools.partial(_unboxed, form, inner) for form in (_by_kernel, grouped))
     return on_cuda(*forms, x, chosen, stacks)
+
+
+def _unboxed(form: _Form, inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
+    return form(inner, x, chosen, stacks.unboxed())
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _with_slopes(form: _Form, inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
-    """Computes a form of `grouped`, whose derivatives are those of `grouped` itself."""
+    """Computes a form of `grouped`, whose derivatives are those of `grouped` itself.
+
+    The stacks are `stored`.
+    """
     return form(inner, x, chosen, stacks)
 
 
@@ -131,7 +152,7 @@ def _(
     primals: tuple[Array, Array, Stacks],
     tangents: tuple[Array, Array, Stacks],
 ) -> tuple[Array, Array]:
-    return jax.jvp(functools.partial(grouped, inner), primals, tangents)
+    return jax.jvp(functools.partial(_unboxed, grouped, inner), primals, tangents)
 
 
 def _by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
@@ -141,11 +162,26 @@ def _by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
         return y if stacks.biases is None else y + stacks.biases[which][flat]
 
     with jax.named_scope(f"pairs_{len(flat)}"):  # that `bench.gpu` counts
-        inward = [stack for stack in (stacks.gate, stacks.up) if isinstance(stack, jax.Array)]
-        *gates, up = few_experts_on_gpu(x, chosen, inward)
+        inward = [stack for stack in (stacks.gate, stacks.up) if stack is not None]
+        *gates, up = _products(x, chosen, inward)
         hidden = inner(added(gates[0], 0) if gates else None, added(up, 1))
-        assert isinstance(stacks.down, jax.Array)
-        return added(few_experts_on_gpu(hidden, chosen, [stacks.down])[0], 2)
+        return added(_products(hidden, chosen, [stacks.down])[0], 2)
+
+
+def _products(x: Array, chosen: Array, stacks: Sequence[Array | PackedKernel]) -> list[Array]:
+    """Multiplies the pairs with each stack, and with all of them at once if they are alike."""
+    flat = chosen.reshape(-1)
+
+    def parted(stack: Array | PackedKernel) -> tuple[Array, Codes]:
+        if isinstance(stack, PackedKernel):
+            return stack.inputs_of(x, flat), of_kernel(stack.stored)
+        return x, Codes.plain(stack)
+
+    inputs, codes = zip(*map(parted, stacks), strict=True)
+    if all(rows is x for rows in inputs) and len({form.shapes for form in codes}) == 1:
+        return few_experts_on_gpu(x, chosen, codes)
+    pairs = zip(inputs, codes, strict=True)
+    return [few_experts_on_gpu(rows, chosen, [form])[0] for rows, form in pairs]
 
 
 def _in_tiles(inner: Gate, x: Array, chosen: Array, stacks: Stacks, alone: bool = True) -> Array:

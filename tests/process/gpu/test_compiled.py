@@ -140,6 +140,59 @@ def test_a_plain_step_reads_few_experts(size):
     assert sum(found["bytes_per_step"].values()) < 1.2 * found["active_bytes"]
 
 
+PACKED = [
+    ("none", "int4", 1),
+    ("none", "gptq-act-order", 8),
+    ("none", "nvfp4", 1),
+    ("none", "fp8", 1),
+    ("tree", "awq", 1),
+    ("draft", "mxfp4", 1),
+]
+"""A drafter, a format, and rows."""
+
+
+def bytes_of_packed(drafter, dtype, rows, product=None):
+    """What a step reads and writes, and the bytes of a wide matrix, of which a layer has three."""
+    devices = devices_of(chip("h100"), 1)
+    target = shapes_of(CONFIG, dtype, devices)
+    model = target.model
+    if product is not None:
+        model = dataclasses.replace(model, module=model.module.clone(dot_general=product))
+    draft = shapes_of(dataclasses.replace(CONFIG, num_layers=1), devices=devices)
+    sketch = DRAFTERS[drafter](target, draft)
+    decoder = Decoder(model, sketch.proposer, specjax.Match(), (2,), CAPACITY)
+    made = compile_for_gpu(decoder, Params(target.params, sketch.params), devices, rows)
+    assert made.step.waits[1] <= 1
+    found = measure(made, CONFIG.vocab_size, rows, 80e9, CAPACITY)
+    return found, CONFIG.hidden_size * CONFIG.mlp_size * 2
+
+
+@pytest.mark.parametrize(("drafter", "dtype", "rows"), cases(PACKED[0], every=PACKED))
+def test_a_step_reads_packed_weights_where_they_lie(drafter, dtype, rows):
+    """It writes no wide matrix."""
+    found, wide = bytes_of_packed(drafter, dtype, rows)
+    assert found["target_bytes"] < 1.001 * found["active_bytes"]
+    assert found["bytes_per_step"]["other"] < 2 * wide
+
+
+@pytest.mark.slow
+def test_wide_matrices_are_found():
+    """XLA writes them, and reads them."""
+    found, wide = bytes_of_packed("none", "int4", 1, products.dot_general)
+    assert found["bytes_per_step"]["other"] > 6 * wide
+
+
+def test_a_step_reads_few_packed_experts():
+    devices, config = devices_of(chip("h100"), 1), config_of("gpt-oss-20b").truncated(2)
+    target = shapes_of(config, "mxfp4", devices)
+    decoder = Decoder(target.model, specjax.NoProposer(), specjax.Match(), (2,), CAPACITY)
+    made = compile_for_gpu(decoder, Params(target.params, ()), devices, 1)
+    found = measure(made, config.vocab_size, 1, 80e9, CAPACITY)
+    assert found["target_bytes"] < 1.03 * found["active_bytes"]
+    assert sum(found["bytes_per_step"].values()) < 1.1 * found["active_bytes"]
+    assert made.step.waits[1] <= 1
+
+
 def changed(monkeypatch, choices, rows):
     """The step of a program where choices fall as on other platforms."""
     jax.clear_caches()
