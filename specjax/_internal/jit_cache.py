@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import jax
+from jax.core import Tracer
 
 from specjax._internal import kept_programs
 from specjax._internal.checks import within
@@ -192,7 +193,7 @@ class Programs(Generic[_InputsT, _OutputT]):
             # Arrays of another form are refused before anything runs, and so are traced ones.
             with contextlib.suppress(TypeError, ValueError):
                 return run(*rest)
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(rest))
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(rest))
         if kept.keeps and not traced and len(kept.runs) < _MOST_FORMS:
             made = kept_programs.executable(self._function, fixed, rest, jitted)
             kept.keeps = made is not None

@@ -32,6 +32,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 _DIGEST = 32  # bytes
 _KNOWN = ("specjax", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "llvmlite")
@@ -199,7 +200,7 @@ def _shapes(arrays: object) -> object:
 
 
 def _shape(x: Any) -> tuple[object, ...]:
-    if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array | np.ndarray | np.generic):
+    if isinstance(x, Tracer) or not isinstance(x, jax.Array | np.ndarray | np.generic):
         raise Unknown(f"a leaf is a {type(x).__name__}")
     held = (bool(getattr(x, name, False)) for name in ("weak_type", "committed"))
     return tuple(x.shape), str(x.dtype), *held
