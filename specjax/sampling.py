@@ -148,7 +148,9 @@ def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
     cure = f"pass jax.random.split(specjax.make_key(seed), {rows})"
     typed(cure.removeprefix("pass "), jax.Array | np.ndarray, key=key)
     if key.dtype == np.uint32 and key.shape == (rows, 2):
-        return jax.random.wrap_key_data(jnp.asarray(key), impl=_IMPLEMENTATION)
+        # jnp.asarray would compile a program for an array of the host.
+        raw = key if isinstance(key, jax.Array) else jax.device_put(key)
+        return jax.random.wrap_key_data(raw, impl=_IMPLEMENTATION)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise ValueError(f"key is {key.dtype}{list(key.shape)} instead of {rows} PRNG keys; {cure}")
     if (implementation := str(jax.random.key_impl(key))) != _IMPLEMENTATION:

@@ -8,13 +8,16 @@ frees together with its programs.  Only those that were used last are kept.
 from __future__ import annotations
 
 import collections
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import jax
+from jax.core import Tracer
 
+from specjax._internal import kept_programs
 from specjax._internal.checks import within
 from specjax._internal.mappings import mapped
 
@@ -33,6 +36,9 @@ class _Table(Protocol):
 
     def clear(self) -> None: ...
 
+
+_MOST_FORMS = 8
+"""The most executables of one structure that are kept between processes."""
 
 _most: int | None = MOST
 _tables: list[_Table] = []
@@ -137,6 +143,30 @@ class Recent(Generic[Key, Value]):
             return key in self._values
 
 
+class _Entry:
+    """The programs of one structure."""
+
+    def __init__(self, jitted: jax.stages.Wrapped) -> None:
+        self.jitted = jitted
+        self.kept: list[Callable[..., Any]] = []  # those that are kept between processes
+        self.keeps = kept_programs.keeps()  # False also for a structure that has no key
+
+    def run(self, function: Callable[..., Any], fixed: tuple[object, ...], rest: Any) -> Any:
+        """Runs a program that is kept between processes, if there can be one."""
+        for program in self.kept:
+            # Arrays of another form are refused before anything runs, and so are traced ones.
+            with contextlib.suppress(TypeError, ValueError):
+                return program(*rest)
+        if self.keeps and len(self.kept) < _MOST_FORMS:
+            if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(rest)):
+                made = kept_programs.executable(function, fixed, rest, self.jitted)
+                self.keeps = made is not None
+                if made is not None:
+                    self.kept.append(made)
+                    return made(*rest)
+        return self.jitted(*rest)
+
+
 class Programs(Generic[_InputsT, _OutputT]):
     """`jax.jit` of a function whose first arguments are static, for the structures used last."""
 
@@ -149,28 +179,31 @@ class Programs(Generic[_InputsT, _OutputT]):
     ) -> None:
         self._function: Callable[..., _OutputT] = function  # called with its arguments in two parts
         self._static, self._shape, self._donate = static, shape, donate
-        self._recent: Recent[Hashable, jax.stages.Wrapped] = Recent()
+        self._recent: Recent[Hashable, _Entry] = Recent()
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: _InputsT.args, **named: _InputsT.kwargs) -> _OutputT:
-        return self._of(arguments)(*arguments[self._static :], **named)
+        entry, rest = self._of(arguments), arguments[self._static :]
+        if entry.keeps and not named:
+            return entry.run(self._function, arguments[: self._static], rest)
+        return entry.jitted(*rest, **named)
 
     def trace(self, *arguments: object) -> jax.stages.Traced:
         """Traces as `jax.jit(...).trace`."""
-        return self._of(arguments).trace(*arguments[self._static :])
+        return self._of(arguments).jitted.trace(*arguments[self._static :])
 
     def lower(self, *arguments: object) -> jax.stages.Lowered:
         """Lowers as `jax.jit(...).lower`."""
-        return self._of(arguments).lower(*arguments[self._static :])
+        return self._of(arguments).jitted.lower(*arguments[self._static :])
 
     def jitted(self) -> list[jax.stages.Wrapped]:
         """Returns the jitted functions that are kept, each for one structure."""
-        return self._recent.values()
+        return [entry.jitted for entry in self._recent.values()]
 
-    def _of(self, arguments: tuple[object, ...]) -> jax.stages.Wrapped:
+    def _of(self, arguments: tuple[object, ...]) -> _Entry:
         fixed, rest = arguments[: self._static], arguments[self._static :]
 
-        def make() -> jax.stages.Wrapped:
+        def make() -> _Entry:
             def bound(*traced: object) -> _OutputT:
                 return self._function(*fixed, *traced)
 
@@ -178,7 +211,8 @@ class Programs(Generic[_InputsT, _OutputT]):
             bound.__name__ = bound.__qualname__ = self._function.__name__
             names = list(inspect.signature(self._function).parameters.values())[self._static :]
             bound.__signature__ = inspect.Signature(names)
-            return jax.jit(bound, donate_argnums=tuple(n - self._static for n in self._donate))
+            donated = tuple(n - self._static for n in self._donate)
+            return _Entry(jax.jit(bound, donate_argnums=donated))
 
         return self._recent.get((fixed, self._shape(*rest)), make)
 

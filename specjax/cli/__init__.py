@@ -6,6 +6,7 @@ import importlib
 import sys
 import warnings
 
+from specjax._internal.collecting import collecting_rarely
 from specjax.options.choice import chosen
 from specjax.options.compiled import keep_compiled
 from specjax.options.exits import ending, open_streams, say
@@ -43,6 +44,6 @@ def main(argv: list[str] | None = None) -> None:
     from specjax.parallel import leaving
 
     name = f"specjax {command}"
-    with leaving(), ending(name), warnings.catch_warnings():
+    with collecting_rarely(), leaving(), ending(name), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: say(f"{name}: {message}")
         importlib.import_module(f"specjax.cli.{command}").main(name, rest)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from specjax._internal.checks import within
 from specjax._internal.control_flow import apply_if
@@ -494,7 +494,7 @@ class Decoder:
             state = self.run(params, state, steps_per_chunk)
             stop = yield state
             if stop is not None:
-                state = dataclasses.replace(state, done=state.done | jnp.asarray(stop))
+                state = dataclasses.replace(state, done=_stopped(state.done, stop))
 
     def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
         """Puts `row`, a state of one row, into `slot` of `state` (continuous batching).
@@ -574,6 +574,16 @@ def _insert(
     layout: _Layout, state: DecodeState, slot: Array | np.ndarray, row: DecodeState
 ) -> DecodeState:
     return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
+
+
+def _stopped(done: Array, stop: Array | np.ndarray) -> Array:
+    """Returns done | stop [B]; on the host if that gives the same kind of array.
+
+    An operation outside a program would be a program of its own.
+    """
+    if isinstance(done.sharding, SingleDeviceSharding) and not getattr(done, "committed", True):
+        return jax.device_put(np.asarray(done) | np.asarray(stop))
+    return done | jnp.asarray(stop)
 
 
 def _zeros(shapes: _Made) -> _Made:

@@ -14,6 +14,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
+from specjax._internal import kept_programs
 from specjax._internal.cuda_graphs import check_graphs
 from specjax._internal.jit_cache import programs, structure_of
 from specjax.caches import empty_cache, read_prompt
@@ -130,14 +131,19 @@ def _needed(
     structure: Hashable,  # a PyTreeDef
     shapes: tuple[jax.ShapeDtypeStruct, ...],
 ) -> int:
+    place = kept_programs.place_of("bytes", decoder, placed, rows, structure, shapes)
+    if (kept := kept_programs.read(place)) is not None:
+        return int(kept)
     params, inputs = jax.tree.unflatten(structure, shapes)
     # The call of `start` that follows reuses this trace.
     state = jax.eval_shape(functools.partial(start, decoder, placed), params, inputs)
     mesh, split_target, _ = placed
     logits = rows * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
-    return device_bytes(state, mesh) + logits // (
+    needed = device_bytes(state, mesh) + logits // (
         1 if mesh is None else mesh.size if split_target else row_parts(mesh)
     )
+    kept_programs.write(place, str(needed).encode())
+    return needed
 
 
 @programs(static=3, shape=lambda params, prompt, length: prompt.shape)

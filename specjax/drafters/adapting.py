@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from specjax._internal.checks import shown, typed
@@ -64,13 +64,13 @@ class AdaptiveDrafter(Drafter):
         )
         # Unmeasured, every token that the target reads costs a tenth of a pass.
         seconds = self.seconds or [1 + 0.1 * depth for _, depth in self.proposer.options]
-        return AdaptiveParams(
+        return AdaptiveParams(  # jnp.asarray would compile a program for each shape
             lookup=lookup,
             drafter=drafter,
-            seconds=jnp.asarray(np.array(seconds, np.float32)),
-            forced=jnp.asarray(np.array(MEASURED, np.int32)),
-            prior=jnp.asarray(np.array(self.prior, np.float32)),
-            pause=jnp.asarray(np.full(2, PAUSE, np.int32)),
+            seconds=jax.device_put(np.array(seconds, np.float32)),
+            forced=jax.device_put(np.array(MEASURED, np.int32)),
+            prior=jax.device_put(np.array(self.prior, np.float32)),
+            pause=jax.device_put(np.full(2, PAUSE, np.int32)),
         )
 
 

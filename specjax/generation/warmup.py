@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax._internal.collecting import collecting_rarely
 from specjax._internal.jit_cache import Recent, structure_of
 from specjax.decoding import Guided
 from specjax.generation.padding import pad_rows
@@ -33,7 +34,7 @@ from specjax.parallel import (
     shard_params,
 )
 from specjax.sampling import folded_keys
-from specjax.tuning import Learned, about, option_seconds, read_plan
+from specjax.tuning import Learned, about, keep_costs, option_seconds, read_costs, read_plan
 from specjax.types import ABSENT, DecodeState, Params
 
 WARM_STEPS = 16
@@ -97,13 +98,13 @@ def warm_up(prepared: Prepared) -> Ready:
     if kind in _compiled:
         learned = _compiled.get(kind, lambda: None)  # used last now, as its programs are
         return _with_learned(place(prepared), learned, 0.0)
-    started = time.perf_counter()
-    ready = place(prepared)
-    if isinstance(ready.runner, Overlapped):
-        ready = _compile_apart(ready, ready.runner)
-    learned = None
-    if not isinstance(ready.runner, Overlapped):
-        learned = _compile(ready, started)
+    started, learned = time.perf_counter(), None
+    with collecting_rarely():
+        ready = place(prepared)
+        if isinstance(ready.runner, Overlapped):
+            ready = _compile_apart(ready, ready.runner)
+        if not isinstance(ready.runner, Overlapped):
+            learned = _compile(ready, started)
     _compiled.get(kind, lambda: learned)
     return _with_learned(ready, learned, time.perf_counter() - started)
 
@@ -131,10 +132,10 @@ def _kind(prepared: Prepared) -> Hashable:
 def _compile(ready: Ready, started: float) -> Learned | None:
     """Compiles by a prefill and a few steps, and measures the costs of the drafter's options."""
     prepared = ready.prepared
-    learned = None
+    learned, known = None, ()
     if prepared.learns:
         known = prepared.decoder, len(prepared.lengths), prepared.samples, prepared.context
-        learned = read_plan(about(*known))
+        learned = read_plan(about(*known)) or read_costs(*known)
     measures = prepared.learns and learned is None
     # Rows of a grammar end, so they are measured without it, from another reading of the prompts.
     endless = measures and prepared.matchers is None
@@ -154,6 +155,7 @@ def _compile(ready: Ready, started: float) -> Learned | None:
         seconds = option_seconds(prepared.decoder, ready.params, restart, budget)
         prior = np.array(ready.params.proposer.prior)
         learned = Learned(seconds, prior, time.perf_counter() - measuring)
+        keep_costs(learned, *known)
     return learned
 
 

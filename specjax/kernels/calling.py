@@ -6,11 +6,13 @@ import ctypes
 import functools
 import platform
 import threading
+from typing import Any
 
 import jax
 import llvmlite
 from llvmlite import binding, ir
 
+from specjax._internal import kept_programs
 from specjax.kernels.attending import Attention
 from specjax.kernels.codes import Codes
 from specjax.kernels.coding import VNNI, Coding
@@ -30,13 +32,14 @@ def product(dtype: str) -> str:
 
     The first call of this function compiles them.
     """
-    return _registered(f"specjax_few_rows_{dtype}", Product(FORMS[dtype], machine()))
+    work = Product(FORMS[dtype], machine())
+    return _registered(f"specjax_few_rows_{dtype}", work, "product", dtype)
 
 
 def stacked(dtype: str) -> str:
     """Returns the name as `product`, for products with one matrix of a stack."""
     work = Product(STACKED[dtype], machine(), stacked=True)
-    return _registered(f"specjax_few_rows_of_a_stack_{dtype}", work)
+    return _registered(f"specjax_few_rows_of_a_stack_{dtype}", work, "stacked", dtype)
 
 
 def codes(dtype: str, coding: Coding) -> str:
@@ -45,28 +48,32 @@ def codes(dtype: str, coding: Coding) -> str:
         work = RoundedCodes(coding, machine(), VNNI in byte_lanes())
     else:
         work = (Tiles if coding.tiles else Codes)(coding, machine())
-    return _registered(coding.name, work)
+    return _registered(coding.name, work, "codes", dtype, coding)
 
 
 def attention(dtype: str, dim: int, capped: bool, page: int | None = None) -> str:
     """Returns the name as `product`, for attention with keys and values of this dtype."""
     pages = "" if page is None else f"_pages_of_{page}"
     name = f"specjax_attention_{dtype}_{dim}{'_capped' if capped else ''}{pages}"
-    return _registered(name, Attention(dtype, dim, capped, machine(), page))
+    work = Attention(dtype, dim, capped, machine(), page)
+    return _registered(name, work, "attention", dtype, dim, capped, page)
 
 
 def writing(dtype: str, page: int) -> str:
     """Returns the name as `product`, for writing tokens into pages of this dtype."""
-    return _registered(f"specjax_writing_{dtype}_{page}", Writing(dtype, page))
+    work = Writing(dtype, page)
+    return _registered(f"specjax_writing_{dtype}_{page}", work, "writing", dtype, page)
 
 
 _names: set[str] = set()
 
 
-def _registered(target: str, work: Work) -> str:
+def _registered(target: str, work: Work, function: str, *arguments: Any) -> str:
+    """Registers a work once, and records the call of `function` that has done so."""
     with _lock:
         if target not in _names:
             register(work, target)
+            kept_programs.needs(__name__, function, *arguments)
             _names.add(target)
         return target
 

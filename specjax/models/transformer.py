@@ -423,10 +423,13 @@ def shapes_of(module: nn.Module) -> Any:
     Of a transformer only the first layer of each kind is traced: tracing all layers takes as long
     as much of a first call.
     """
-    tokens = jnp.zeros((1, 1), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
     def traced(module: nn.Module) -> Any:
-        return jax.eval_shape(module.init, jax.random.key(0), tokens, tokens)["params"]
+        def init(tokens: Array) -> Any:  # with a key that compiles nothing
+            return module.init(jax.random.key(0), tokens, tokens)["params"]
+
+        return jax.eval_shape(init, tokens)
 
     if not isinstance(module, Transformer):
         return traced(module)

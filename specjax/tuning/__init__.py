@@ -7,6 +7,7 @@ from specjax._internal.lazily import lazily
 if TYPE_CHECKING:
     from specjax.tuning.calibrate import Learned, OptionClock, option_seconds, seconds_of
     from specjax.tuning.costs import step_costs, step_seconds
+    from specjax.tuning.kept_costs import keep_costs, read_costs
     from specjax.tuning.plan import (
         Candidate,
         Plan,
@@ -27,7 +28,9 @@ __all__ = [
     "Tree",
     "about",
     "fastest_tree",
+    "keep_costs",
     "option_seconds",
+    "read_costs",
     "read_plan",
     "saved_plan",
     "seconds_of",

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding import Decoder
@@ -19,6 +18,9 @@ from specjax.types import DecodeState, Params
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
 _SLOW = 0.02  # seconds of a step above which the cost of a call does not matter
 _ROUNDS = 7
+
+_AGREED, _FEW_ROUNDS = 0.05, 3
+"""After so few rounds the samples of each option suffice, if they differ by this share at most."""
 
 _EARLIER = 40
 """The drafts that all earlier texts count in the prior of a text.  After this many drafts the prior
@@ -69,7 +71,7 @@ class Learned:
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
     # An array that was put onto the one device by name would compile everything again.
-    made = jnp.asarray(np.asarray(new, old.dtype))
+    made = jax.device_put(np.asarray(new, old.dtype))
     return made if len(old.sharding.device_set) == 1 else jax.device_put(made, old.sharding)
 
 
@@ -155,7 +157,15 @@ def option_seconds(
             late = time.perf_counter() - began > budget
             if not late or (not turn and (not index or index in deepest)):
                 found[index].append(clock.sample(index))
+        if turn + 1 >= _FEW_ROUNDS and all(map(_agree, found)):
+            break
     return seconds_of(clock.options, found)
+
+
+def _agree(samples: Sequence[float]) -> bool:
+    """Returns whether the samples of an option hardly differ."""
+    few = len(samples) < _FEW_ROUNDS
+    return not few and max(samples) <= (1 + _AGREED) * min(samples)
 
 
 def seconds_of(

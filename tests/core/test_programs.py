@@ -40,11 +40,11 @@ def test_the_programs_used_last_are_kept():
     xs = [np.ones(4 + n % 2, np.float32) for n in range(40)]
     _scale(-1.0, xs[0])
     keep_programs(8)
-    often, before = _scale._of((-1.0, xs[0])), living()
+    often, before = _scale._of((-1.0, xs[0])).jitted, living()
     for n, x in enumerate(xs):
         assert (np.asarray(_scale(float(n), x)) == n).all()
         _scale(-1.0, xs[0])
-        assert _scale._of((-1.0, xs[0])) is often
+        assert _scale._of((-1.0, xs[0])).jitted is often
     assert len(_scale.jitted()) == 8
     assert living() - before == 7  # beside the one that was there before
     assert often._cache_size() == 1 and _scale.__doc__ == "Multiplies."

@@ -17,6 +17,7 @@ from bench import __main__ as bench
 from bench import (
     experts,
     first_call,
+    first_process,
     goals,
     growth,
     imposed,
@@ -290,3 +291,13 @@ def test_the_seconds_of_a_first_call(capsys):
     with pytest.raises(SystemExit):
         first_call.main(["--hidden-size", "17"])
     assert "--hidden-size is 17; it must be a multiple of 16" in capsys.readouterr().err
+
+
+def test_the_seconds_of_a_command(capsys):
+    """Of a process without a cache, and of a second one."""
+    first_process.main(["--commands", "imports", "--rounds", "1"])
+    name, first, *_, second, _ = capsys.readouterr().out.splitlines()[-1].split(" | ")
+    assert name == "| imports" and 0 < float(second) < 60 and 0 < float(first) < 60
+    with pytest.raises(SystemExit):
+        first_process.main(["--rounds", "0"])
+    assert "--rounds is 0; it must" in capsys.readouterr().err
