@@ -88,11 +88,11 @@ REFUSED = {
     ),
     "a tree in an Adaptive": (
         lambda: Adaptive(NGram(2), DraftTree(NET, toys.VOCAB, (2, 1)), (1, 3)),
-        ["a StaticTree drafts trees", "pass chains"],
+        ["a StaticTree drafts fixed trees", "pass chains"],
     ),
     "a shared cache in an Adaptive": (
         lambda: Adaptive(NGram(2), EarlyExit(TRANSFORMERS.model(), 1, 2), (1, 3)),
-        ["drafts trees or in the target's cache", "pass chains"],
+        ["drafts fixed trees or in the target's cache", "pass chains"],
     ),
     "widths without all drafts": (
         lambda: Adaptive(NGram(3), None, (1, 3)),

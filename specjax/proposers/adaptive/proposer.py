@@ -78,8 +78,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             *(
                 (
                     part.shares_cache or not (part.is_chain or self._is_tree),
-                    f"a {type(part).__name__} drafts trees without chances or in the target's "
-                    "cache: pass chains, a DynamicTree or a BestFirst",
+                    f"a {type(part).__name__} drafts fixed trees or in the target's cache: pass "
+                    "chains, a DynamicTree or a BestFirst",
                 )
                 for part in parts
             ),
@@ -289,7 +289,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         )
         if self._is_tree:
             parent = jnp.where(uses_drafter[:, None], proposal.parent, parent)
-            offered = jnp.where(uses_drafter, jnp.minimum(depth, limit), offered)
+            nodes = jnp.where(limit < self.max_depth, jnp.minimum(depth, limit), depth)
+            offered = jnp.where(uses_drafter, nodes, offered)
         state = dataclasses.replace(
             state,
             offered=offered,

@@ -34,8 +34,8 @@ class DynamicTree(Shape[ParamsT, StateT, ReadingT]):
       parent.  So a node's presence may depend on the drafts above it, on its better siblings and on
       other branches, but not on its own token: `rejection` stays exact.
 
-    Levels below `Context.depth` are left out, with their passes, and of each row those below its
-    `Context.num_drafts`.
+    With `Context.depth` levels below it are left out, with their passes, and of each row those
+    below its `Context.num_drafts`.
 
     Reference: Li et al. 2024 (EAGLE-2), arXiv 2406.16858, section 4: expansion and reranking; for
     drafts without replacement, Jeon et al. 2024, arXiv 2402.14160.
@@ -104,7 +104,8 @@ class DynamicTree(Shape[ParamsT, StateT, ReadingT]):
             node = jnp.arange(expanded.shape[1] - frontier.shape[1], expanded.shape[1])[:parents]
             noise = context.noise(node, jnp.full(parents, level))
             found, chance, best = offer(logits, warped, noise, width, context)
-            chance = jnp.where(_goes_deeper(context, level), chance, -jnp.inf)
+            if context.depth is not None:
+                chance = jnp.where(_goes_deeper(context, level), chance, -jnp.inf)
             new = (_take(value, frontier)[..., None] + chance).reshape(rows, -1)
             tokens = jnp.concatenate([tokens, best.reshape(rows, -1)], axis=1)
             parent = jnp.concatenate([parent, jnp.repeat(frontier, width, axis=1)], axis=1)
