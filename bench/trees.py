@@ -134,7 +134,10 @@ def chosen(options: TreesOptions) -> list[Report]:
     prompts, most = prompts[: options.chosen_prompts], max(options.num_nodes)
     widths = widths_of(most - 1)
     chains = widths_of(options.depth)
-    tree = DynamicTree(head.source, options.depth, options.width, most)
+    tree = head.shaped(
+        DynamicTree, depth=options.depth, width=options.width, num_nodes=most
+    ).proposer
+    chain = head.shaped(Chain, num_drafts=options.depth).proposer
     kinds: list[tuple[str, Rule, float]] = [
         *((f"temperature {t:g}", specjax.Match(), t) for t in options.temperature),
         *((f"rate {r:g}", specjax.SyntheticAcceptance(rate=r), 0.0) for r in options.rate),
@@ -143,7 +146,7 @@ def chosen(options: TreesOptions) -> list[Report]:
     for kind, rule, temperature in kinds:
         ways = {
             "tree": Adaptive(None, Calibrated(tree), widths),
-            "chain": Adaptive(None, Chain(head.source, options.depth), chains),
+            "chain": Adaptive(None, chain, chains),
         }
         made = {
             name: _Choices(options, target, head, proposer, rule, temperature, prompts)
@@ -237,7 +240,8 @@ def _decoder(
 ) -> tuple[specjax.Decoder, Params]:  # fmt: skip
     made = drafter.proposer if proposer is None else proposer
     room = max(max(map(len, prompts)) + options.new_tokens, made.num_nodes)
-    decoder = specjax.Decoder(target.model, made, rule, target.eos, room)
+    # Without an end of text, since texts of another acceptance would end elsewhere.
+    decoder = specjax.Decoder(target.model, made, rule, (), room)
     rows = len(prompts) if proposer is None else 1
     return decoder, Params(target.params, drafter.arrays(target, rows))
 

@@ -412,6 +412,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         shapes, _ = jax.eval_shape(propose, known.own)
         # No row takes these numbers, since a depth of 0 is that of rows without its drafts.
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        none = dataclasses.replace(none, tokens=none.tokens.at[:, 0].set(context.pending))
         text = state.text
 
         def turn(carry: tuple[Proposal, ArrayTree]) -> tuple[Proposal, ArrayTree]:

@@ -13,7 +13,12 @@ from specjax.proposers.combine import right_nodes
 from specjax.types import ABSENT, Proposal
 
 _WINDOW = 64.0  # steps
-_DOUBT = 4.0  # steps that the estimate from narrower trees counts
+_DOUBT = 2.0  # steps that the estimate from narrower trees counts
+_HOPE = 0.75
+"""The least acceptance rate that is guessed.  One step with many nodes teaches all numbers of them,
+and few nodes teach nothing of many, so guesses err on the high side.  What they may cost is bounded
+by `Policy.most_debt`.
+"""
 _RATES = np.linspace(0.0, 1.0, 65, dtype=np.float32)
 
 
@@ -49,7 +54,7 @@ class TreeGains:
             levels = min(width - 1, depth)
             more = (width - 1) ** 0.25 / levels**0.25
             table = more * np.stack([_RATES**k for k in range(1, levels + 1)]).sum(0)
-            guess = jnp.interp(rate, _RATES, table)
+            guess = jnp.interp(jnp.maximum(rate, _HOPE), _RATES, table)
             seen, known = self.seen[:, index], self.drafts[:, index]
             mean = (known * seen + guess * _DOUBT) / (seen + _DOUBT)
             found.append(jnp.maximum(mean, found[-1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class CalibratedState(Generic[_StateT]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Calibrated(Wrapper[_InnerT, CalibratedState[_StateT], _InnerT], Generic[_InnerT, _StateT]):
+class Calibrated(Wrapper[_InnerT, Any, _InnerT], Generic[_InnerT, _StateT]):
     """Chooses the nodes of each tree by chances that it learns from the drafts of the same text.
 
     A source's probability of a draft is not the probability that it is accepted: a head may be too
@@ -56,7 +56,7 @@ class Calibrated(Wrapper[_InnerT, CalibratedState[_StateT], _InnerT], Generic[_I
       >>> specjax.generate(target, prompt, drafter=specjax.calibrated(tree))
     """
 
-    inner: Proposer[_InnerT, _StateT]
+    inner: Proposer[_InnerT, Any]
 
     def __post_init__(self) -> None:
         inner = self.inner
