@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Generic, TypeVar
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -13,7 +12,8 @@ from jax import Array
 from specjax._internal.checks import settle
 from specjax._internal.prefix_sums import running_sum
 from specjax.contract import Context, Loaded, StateT, Wrapper
-from specjax.types import ABSENT, Proposal
+from specjax.proposers.combine.keeping import best_nodes, ranked
+from specjax.types import Proposal
 
 _InnerT = TypeVar("_InnerT")
 
@@ -72,31 +72,7 @@ class CostAware(Wrapper[CostAwareParams[_InnerT], StateT, _InnerT]):
         self, params: CostAwareParams[_InnerT], state: StateT, context: Context
     ) -> tuple[Proposal, StateT]:
         proposal, state = self.inner.propose(params.inner, state, context)
-        assert proposal.chance is not None  # `estimates`
-        parent = proposal.parent
-        chance = jnp.where(parent == ABSENT, 0.0, proposal.chance).at[:, 0].set(jnp.inf)
-        # A parent comes before its children and has at least their chance, and so has a better
-        # sibling, so the best nodes are a tree.
-        order = jnp.argsort(-chance, axis=1)
-        best = jnp.take_along_axis(chance, order, axis=1).at[:, 0].set(1.0)
+        best, place = ranked(proposal)
         gained = running_sum(best)[:, jnp.array(self.widths) - 1]
         width = jnp.array(self.widths)[jnp.argmax(gained / params.seconds, axis=1)]
-        place = jnp.argsort(order, axis=1)
-        kept = (place < width[:, None]) & (chance > 0)
-        # In their old order, and before those that are left out.
-        moved = jnp.argsort(~kept, axis=1, stable=True)
-        index = jnp.argsort(moved, axis=1).astype(jnp.int32)
-        up = jnp.take_along_axis(index, jnp.maximum(parent, 0), axis=1)
-        up = jnp.where(kept & (parent != ABSENT), up, ABSENT)
-
-        def take(x: Array) -> Array:
-            return jax.vmap(lambda row, at: row[at])(x, moved)
-
-        made = dataclasses.replace(
-            proposal,
-            tokens=take(proposal.tokens),
-            parent=take(up),
-            logits=None if proposal.logits is None else take(proposal.logits),
-            chance=take(proposal.chance),
-        )
-        return made, state
+        return best_nodes(proposal, place, width), state
