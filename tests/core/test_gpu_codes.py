@@ -48,6 +48,7 @@ def padded(leaf: Packed) -> kernels.Codes:
     [
         *((case, "float32") for case in CONFIGS if "experts" not in case),
         *((case, "bfloat16") for case in ("fp8-blocks", "nvfp4", "gptq-act-order")),
+        ("gptq-act-order", "float16"),
     ],
 )
 def test_products_are_those_of_the_numbers(case, dtype):
