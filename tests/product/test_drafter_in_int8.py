@@ -79,5 +79,6 @@ def test_a_drafter_on_a_mesh_is_refused(drafters):
     target = specjax.load(specjax.shipped("pycode/target"), mesh=mesh)
     with pytest.raises(ValueError, match="is on a mesh: leave dtype= out"):
         specjax.load_drafter(HEAD, target, dtype="int8")
-    with pytest.raises(ValueError, match=r"in int8, for one device, and target is on .*without dtype="):
+    refused = r"in int8, for one device, and target is on .*without dtype="
+    with pytest.raises(ValueError, match=refused):
         specjax.generate(target, PROMPTS, drafter=drafters[1])
