@@ -27,6 +27,7 @@ import numpy as np
 
 import specjax
 from bench.command import Report, run
+from specjax._internal.checks import whole
 from specjax.contract import Context, Proposer, Rule, Wrapper
 from specjax.drafters import Drafter, arrange, widths_of
 from specjax.generation import encode_file
@@ -69,6 +70,11 @@ class TreesOptions(fields.Options):
     rate: tuple[float, ...] = fields.option((0.3, 0.6, 0.9), "imposed acceptance rates")
     chosen_prompts: int = fields.count(4, "prompts of the second table; 0 leaves it out", 0)
     json: str | None = fields.option(None, "write the rows to this file")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for nodes in self.num_nodes:
+            whole("--num-nodes", nodes, 2, 2**31 - 1, "at least 2, the root included")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         adaptive,
         automatic,
         expecting,
-        grows,
         widths_of,
     )
     from specjax.drafters.arranging import CHAIN, arrange, as_chain
@@ -60,7 +59,6 @@ __all__ = [
     "drafter_by_name",
     "expecting",
     "first_of",
-    "grows",
     "load_drafter",
     "load_mtp",
     "make_drafter",

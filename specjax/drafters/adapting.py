@@ -131,11 +131,7 @@ def widths_of(depth: int) -> tuple[int, ...]:
     return (*(width for width in _LADDER if width <= depth), depth + 1)
 
 
-def _learns(proposer: Proposer) -> bool:
-    return isinstance(proposer, Calibrated)
-
-
-def grows(proposer: Proposer) -> bool:
+def _grows(proposer: Proposer) -> bool:
     """Whether a proposer makes trees of which `adaptive` can keep the best nodes."""
     return proposer.estimates and not (proposer.is_chain or proposer.shares_cache)
 
@@ -177,8 +173,9 @@ def adaptive(
         typed("the drafter that a loader returns", Drafter | Proposer | None, **{name: part})
     if isinstance(drafter, Proposer):
         drafter = BoundDrafter(drafter)
-    if drafter is not None and grows(drafter.proposer):
-        drafter = drafter if _learns(drafter.proposer) else calibrated(drafter)
+    if drafter is not None and _grows(drafter.proposer):
+        learns = isinstance(drafter.proposer, Calibrated)
+        drafter = drafter if learns else calibrated(drafter)
     depth = CHAIN if drafter is None else drafter.proposer.max_depth
     if lookup is None:
         lookup = NGram(depth)

@@ -16,7 +16,6 @@ from specjax.drafters import (
     automatic,
     drafter_by_name,
     expecting,
-    grows,
 )
 from specjax.generation.request import DEPTH, Request
 from specjax.methods import (
@@ -78,15 +77,10 @@ def choose_drafter(
 def _by_plan(
     target: LanguageModel, auto: Drafter, trees: Drafter, temperature: np.ndarray, context: int
 ) -> Drafter:
-    """Returns the fastest drafter of a saved plan: `auto`, or one that was made from `trees`.
-
-    Without a plan it adapts the trees, if their best nodes can be kept, and else the chains.
-    """
+    """Returns `auto`, or the faster drafter of a saved plan that was made from `trees`."""
     decoder = Decoder(target.model, auto.proposer, Match())
     plan = saved_plan(about(decoder, len(temperature), bool((temperature > 0).any()), context))
-    if plan is None:
-        return adaptive(trees) if grows(trees.proposer) else auto
-    faster = None if plan.tree is None else plan.tree.made_from(trees)
+    faster = None if plan is None or plan.tree is None else plan.tree.made_from(trees)
     return auto if faster is None else faster
 
 

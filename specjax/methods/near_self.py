@@ -57,11 +57,13 @@ class NearSelfSource(Source[Weights, KVCache | tuple[()], NearReading]):
         within("window", self.window, 1)
         within("room", self.room, 2)
         within("sinks", self.sinks, 0)
-        config = self.target.module.config if isinstance(self.target, LinenModel) else None
+        module = self.target.module if isinstance(self.target, LinenModel) else self.target
+        config = getattr(module, "config", None)
         if not isinstance(config, TransformerConfig):
             raise ValueError(
-                "only a target over specjax.Transformer, as specjax.load returns, can draft for "
-                f"itself in a window, and this one is a {type(self.target).__name__}"
+                "only a target over specjax.Transformer can draft for itself in a window, and "
+                f"this one is a {type(module).__name__}: pass target.model of what specjax.load "
+                "returns"
             )
         layers = range(config.num_layers)
         settle(
@@ -157,6 +159,9 @@ class NearSelfSource(Source[Weights, KVCache | tuple[()], NearReading]):
 
 def NearSelf(target: Model, window: int, sinks: int = 4, num_drafts: int = 4) -> Chain:
     """Drafts with the target in a window: `Chain(NearSelfSource(target, window, sinks), ...)`.
+
+    Raises:
+      ValueError: as `NearSelfSource`: a target or numbers that it cannot take.
 
     Example:
       >>> target = specjax.load(specjax.shipped("tiny/target"))

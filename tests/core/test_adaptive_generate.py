@@ -169,16 +169,21 @@ def test_fixed_times_measure_nothing(target, draft):
     assert out.tokens == plain.tokens
 
 
-def test_a_tree_is_adapted_without_a_plan(target, draft):
-    """Its best nodes are read where they pay, and the text is that of plain decoding."""
+def test_a_tree_is_adapted_where_it_is_asked_for(target, draft):
+    """Its best nodes are read where they pay, and the text is that of plain decoding.
+
+    Without a plan `auto` takes chains of the same drafter, whose steps cost less.
+    """
     shape = {"depth": 2, "width": 2, "num_nodes": 5}
     tree = specjax.make_drafter(target, draft, specjax.DynamicTree, **shape)
-    call = prepared(target, PROMPTS, drafter=tree, proposer="auto", max_new_tokens=NEW)
-    proposer = call.decoder.proposer
+    unasked = prepared(target, PROMPTS, drafter=tree, proposer="auto", max_new_tokens=NEW)
+    assert isinstance(unasked.decoder.proposer, Adaptive) and unasked.decoder.proposer.is_chain
+    trees = specjax.adaptive(tree)
+    proposer = trees.proposer
     assert isinstance(proposer, Adaptive) and proposer.drafter == Calibrated(tree.proposer)
     assert proposer.widths == (1, 3, 5) and not proposer.is_chain
     how = {"temperature": 0.9, "max_new_tokens": NEW, "seed": 1}
-    out = specjax.generate(target, PROMPTS, drafter=tree, proposer="auto", **how)
+    out = specjax.generate(target, PROMPTS, drafter=trees, **how)
     assert out.tokens == specjax.generate(target, PROMPTS, proposer="none", **how).tokens
 
 

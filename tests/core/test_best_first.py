@@ -28,6 +28,7 @@ from specjax.proposers import (
     DynamicTree,
     Survival,
 )
+from specjax.proposers.combine import cost_aware
 from specjax.proposers.shapes import best_first, dynamic_tree
 from specjax.types import ABSENT
 
@@ -226,7 +227,7 @@ def test_leaving_out_what_does_not_pay_keeps_the_joint_distribution(name):
     inner, widths = SMALL[name], (1, 3, SMALL[name].num_nodes)
     outer = CostAware(inner, widths)
     sizes = set()
-    for seconds in ([1.0, 1.45, 1.6], [1.0, 1.3, 1.9], [1.0, 1.58, 1.85]):
+    for seconds in ([1.0, 1.45, 1.6], [1.0, 1.3, 1.9], [1.0, 1.497, 2.049]):
         cases = enumerate_proposals(inner, outer, CostAwareParams(None, jnp.array(seconds)))
         sizes |= {1 + sum(up != ABSENT for up in parent) for parent in cases}
         assert bias(inner, cases) < 1e-6
@@ -284,7 +285,7 @@ NUMBERS = {"as they are": (1.0, 0.0, 0.0), "sharper": (2.0, -0.4, -0.7), "flat":
 """What a `Calibrated` proposer may have learned."""
 
 
-def enumerate_grown(numbers):
+def enumerate_grown(numbers, outer=GROWN, params=None):
     """As `enumerate_proposals`, for `GROWN` with a `Survival` of these numbers.
 
     Both children of the root are expanded, the first one first.
@@ -297,7 +298,7 @@ def enumerate_grown(numbers):
     pending = jnp.zeros(len(picks), jnp.int32)
     learned = Survival.start(jnp.broadcast_to(jnp.array(numbers), (len(picks), 3)))
     context = Context(pending, Forced(gumbel), same, False, True, None, survival=learned.chance)
-    made = jax.device_get(jax.jit(lambda: GROWN.propose(None, (), context)[0])())
+    made = jax.device_get(jax.jit(lambda: outer.propose(params, (), context)[0])())
     cases = {}
     for pick, parent, tokens in zip(picks, made.parent, made.tokens, strict=True):
         first, *below = (orders[i] for i in pick)
@@ -326,6 +327,23 @@ def test_a_grown_tree_chosen_by_its_own_tokens_would_be_biased(name, monkeypatch
 
     monkeypatch.setattr(dynamic_tree, "offer", faulty)
     assert bias(GROWN, enumerate_grown(NUMBERS[name])) > 0.003
+
+
+def test_a_grown_tree_of_what_pays_keeps_the_joint_distribution(monkeypatch):
+    """A draft is kept before the chances of its descendants are known, which depend on it."""
+    outer, sizes = CostAware(GROWN, (1, 3, 5)), set()
+    for seconds in ([1.0, 2.4, 2.52], [1.0, 2.5, 2.6]):
+        params = CostAwareParams(None, jnp.array(seconds))
+        cases = enumerate_grown(NUMBERS["sharper"], outer, params)
+        sizes |= {1 + sum(up != ABSENT for up in parent) for parent in cases}
+        assert bias(GROWN, cases) < 1e-6
+    assert len(sizes) > 1
+
+    def best(best, gained, widths, seconds):
+        return jnp.argmax(gained / seconds, axis=1)
+
+    monkeypatch.setattr(cost_aware, "_first_that_stops", best)
+    assert bias(GROWN, enumerate_grown(NUMBERS["sharper"], outer, params)) > 0.003
 
 
 def test_chains_only_is_refused():

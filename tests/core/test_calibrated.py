@@ -67,6 +67,22 @@ def test_the_numbers_of_a_row_are_learned(numbers):
     jax.tree.map(np.testing.assert_array_equal, unchanged, start)
 
 
+@pytest.mark.parametrize("given", [[-1e-7, -20.0], [-0.7, -0.9], [-3.0, -4.0]])
+def test_a_long_text_of_right_drafts_leaves_numbers(given):
+    """Sure drafts tell nothing, and what was known before may not fade to 0 / 0."""
+    outcome = jnp.array([given]), jnp.array([[False, True]]), jnp.ones((1, 2), bool)
+    right = jnp.array([[True, False]])
+
+    def step(known, _):
+        return known.after(*outcome, right), None
+
+    start = Survival.start(jnp.array([[1.0, 0.0, 0.0]]))
+    known, _ = jax.jit(lambda: jax.lax.scan(step, start, length=20_000))()
+    chance = jnp.exp(known.chance(jnp.array([[given]])))[0, 0]
+    assert chance[0] > 0.95 and chance[1] < 0.05
+    assert jnp.linalg.eigvalsh(known.precision[0]).min() > 1
+
+
 def test_a_better_sibling_never_has_less_chance():
     """Whatever was learned, so that the best nodes are a tree."""
     rng = np.random.default_rng(1)

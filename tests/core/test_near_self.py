@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ from toys import TRANSFORMERS as toys
 import specjax
 from specjax import RULES, Decoder, DynamicTree, KVCache, NearSelfSource, Params, StaticTree
 from specjax.methods import near_self
+from specjax.models import LinenModel
 from specjax.proposers import Chain
 
 MODEL = toys.model()
@@ -84,6 +86,12 @@ def test_the_copy_has_the_first_and_the_last_slots():
     np.testing.assert_array_equal(untouched.keys[0][:, :, :20], keys)
 
 
+class Plain(nn.Module):
+    """A module that is no Transformer."""
+
+    vocab_size, max_positions, num_taps = 5, 9, 0
+
+
 def test_what_cannot_be_is_refused():
     for numbers, words in (
         ({"window": 0}, "window=0"),
@@ -92,6 +100,10 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             NearSelfSource(MODEL, **numbers)
+    loaded = specjax.LanguageModel(MODEL, {})
+    for target, name in ((loaded, "LanguageModel"), (LinenModel(Plain()), "Plain")):
+        with pytest.raises(ValueError, match=f"this one is a {name}: pass target.model of what"):
+            NearSelfSource(target, 4)
     dec = decoder("chain", 4)
     small = Chain(NearSelfSource(MODEL, 4, room=2), 4)
     small = dataclasses.replace(dec, proposer=small)

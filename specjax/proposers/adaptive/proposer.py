@@ -194,7 +194,9 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         if any(part is not None and part.own is None for part in (lookup, drafter)):
             return None
         missed = jnp.zeros_like(state.missed)
-        return dataclasses.replace(state, lookup=lookup, drafter=drafter, missed=missed)
+        # The token after the last tree is not that of a verification.
+        last = None if state.last is None else state.last.forgotten()
+        return dataclasses.replace(state, lookup=lookup, drafter=drafter, missed=missed, last=last)
 
     @property
     def _lookups(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Self
 
 import jax.numpy as jnp
@@ -94,6 +95,10 @@ class LastTree:
     @classmethod
     def of(cls, proposal: Proposal, place: Array, depth: Array, like: Self) -> Self:
         return cls(proposal.tokens, proposal.parent, place, depth, like.text, like.count * 0)
+
+    def forgotten(self) -> Self:
+        """Returns this tree as if nothing had been drafted: nothing is learned from it."""
+        return dataclasses.replace(self, depth=jnp.zeros_like(self.depth))
 
     def outcome(self, widths: tuple[int, ...], pending: Array) -> tuple[Array, Array]:
         """Returns the arguments of `TreeGains.after`; `pending` [B] is the next known token."""

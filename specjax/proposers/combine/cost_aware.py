@@ -34,6 +34,10 @@ class CostAware(Wrapper[CostAwareParams[_InnerT], StateT, _InnerT]):
     takes `seconds` of that width.  Each row keeps the best nodes of the width at which the quotient
     is greatest.  The target then reads the narrowest width that holds the drafts of all rows.
 
+    Under independent draws (`rejection`) whether a draft is kept may not depend on its own token,
+    and so not on the chances of its descendants.  There a row takes the first width after which no
+    wider one pays, if all further drafts were as likely as the best of them.
+
     The chances are the drafter's estimates, `Proposal.chance`.  They depend only on the row, so a
     row's text does not depend on the rest of its batch.
 
@@ -73,6 +77,32 @@ class CostAware(Wrapper[CostAwareParams[_InnerT], StateT, _InnerT]):
     ) -> tuple[Proposal, StateT]:
         proposal, state = self.inner.propose(params.inner, state, context)
         best, place = ranked(proposal)
-        gained = running_sum(best)[:, jnp.array(self.widths) - 1]
-        width = jnp.array(self.widths)[jnp.argmax(gained / params.seconds, axis=1)]
-        return best_nodes(proposal, place, width), state
+        widths = jnp.array(self.widths)
+        gained = running_sum(best)[:, widths - 1]
+        if context.shared_noise:
+            chosen = jnp.argmax(gained / params.seconds, axis=1)
+        else:
+            chosen = _first_that_stops(best, gained, self.widths, params.seconds)
+        return best_nodes(proposal, place, widths[chosen]), state
+
+
+def _first_that_stops(best: Array, gained: Array, widths: tuple[int, ...], seconds: Array) -> Array:
+    """Returns [B]: the index of the first width after which no wider one promises more.
+
+    A node's token changes the chances of its descendants, which come after it.  So the nodes from
+    place w on are judged by the chance of the first of them, as if all were as likely: it depends
+    on the tokens of better nodes alone.
+
+    Args:
+      best: [B, N] chances of all nodes, best first.
+      gained: [B, W] their sum up to each width.
+      widths: ascending numbers of nodes.
+      seconds: [W] of a step with each.
+    """
+    sizes = jnp.array(widths)
+    following = best[:, sizes[:-1]]  # [B, W - 1] the chance of the first node left out
+    more = jnp.maximum(sizes - sizes[:-1, None], 0)  # [W - 1, W] nodes
+    hoped = (gained[:, :-1, None] + following[..., None] * more) / seconds
+    wider = sizes > sizes[:-1, None]
+    stops = ~((hoped > (gained / seconds)[:, :-1, None]) & wider).any(2)
+    return jnp.argmax(jnp.pad(stops, ((0, 0), (0, 1)), constant_values=True), axis=1)

@@ -16,8 +16,13 @@ TRUSTED = (1.0, 0.0, 0.0)
 _DOUBT = (0.3, 0.7, 0.7)
 """The standard deviations of these numbers before any draft was judged."""
 
+_CERTAINTY = np.diag(1 / np.square(np.array(_DOUBT, np.float32)))
+
 _KEPT = 0.99
-"""What a step without news leaves of the certainty, so that a text that changes is followed."""
+"""What a step leaves of the certainty above that, so that a text that changes is followed.
+
+It never falls below it: drafts that are all right tell nothing, and the matrix would fade to 0.
+"""
 
 _MOST = 12.0  # the greatest log-odds that are told apart
 _SCALES = (0.05, 4.0)
@@ -41,8 +46,7 @@ class Survival:
     @classmethod
     def start(cls, prior: Array) -> Self:
         """Returns what is known before any draft was judged; `prior` [B, 3] are the numbers."""
-        doubt = jnp.asarray(np.diag(1 / np.square(np.array(_DOUBT, np.float32))))
-        return cls(prior, jnp.broadcast_to(doubt, (len(prior), *doubt.shape)))
+        return cls(prior, jnp.broadcast_to(_CERTAINTY, (len(prior), *_CERTAINTY.shape)))
 
     def chance(self, given: Array) -> Array:
         """Returns [B, M, K] log-chances of the K children of M parents, if the parent is accepted.
@@ -70,7 +74,8 @@ class Survival:
         # A step in which nothing was judged changes nothing.
         kept = jnp.where(judged.any(1), _KEPT, 1.0)[:, None, None]
         known = expected * (1 - expected)
-        precision = kept * self.precision + jnp.einsum("bn,bnk,bnl->bkl", known, seen, seen)
+        precision = kept * self.precision + (1 - kept) * _CERTAINTY
+        precision += jnp.einsum("bn,bnk,bnl->bkl", known, seen, seen)
         slope = jnp.einsum("bn,bnk->bk", error, seen)
         moved = self.numbers + _solved(precision, slope)
         scale = jnp.clip(moved[:, 0], *_SCALES)
