@@ -153,12 +153,12 @@ def _product(group: int, block: int, parts: int, widen: Widen, x: Any, *referenc
     """Computes one part of some columns.
 
     Args:
-      group: its inputs.
+      group: the inputs of a group.
       block: inputs that are multiplied at once.
       parts: of the matrix.
-      widen: of it.
-      x: a reference, as the others are.
-      references: to the arrays of `Codes.flat`, and to the result.
+      widen: of the matrix.
+      x: a reference to the rows [M, I].
+      references: to the arrays of `Codes.flat`, and to the result [M, O] of the part.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
@@ -195,9 +195,9 @@ def read_block(
     Args:
       held: references to the arrays of `Codes.flat`, of which C columns are there.
       widen: of the matrix.
-      group: its inputs.
+      group: the inputs of a group.
       start: the first input of the block.
-      block: its inputs.
+      block: the inputs of the block.
       stack: the number of the matrix in a stack.
     """
     from jax.experimental import pallas as pl

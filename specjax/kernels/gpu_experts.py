@@ -89,7 +89,7 @@ def _products(
     """Computes some columns for all tokens of one pair's expert.
 
     Args:
-      group: its inputs.
+      group: the inputs of a group.
       block: inputs that are multiplied at once.
       widens: of the stacks.
       x, chosen: references to those of `few_experts_on_gpu`.

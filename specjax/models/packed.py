@@ -176,8 +176,8 @@ class PackedKernel:
         return _product(x, self.stored, alone)
 
     def product_in_parts(self, x: Array) -> Array:
-        """Computes products [P, ..., out] in float32 whose sum is that of x [..., in] and the
-        matrix, on one GPU.
+        """Computes [P, ..., out] in float32, for arrays on one GPU; their sum over P is the product
+        of x [..., in] and the matrix.
         """
         x, packed = _in_order(x, self.stored)
         return _parts_on_gpu(_rounded(x, packed), packed)

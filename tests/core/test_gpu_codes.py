@@ -17,6 +17,12 @@ from specjax.models import cpu_dot_general, dot_general, gpu_dot_general
 from specjax.models.feed_forward import Stacks, by_kernel, grouped
 from specjax.models.packed import Packed, of_kernel
 
+KINDS = (
+    "fp8-partial-blocks", "fp8-one-scale", "float-outputs", "int8-groups", "int8-zeros",
+    "int4-zeros", "nvfp4", "mxfp4", "awq", "gptq-act-order", "gptq-int8-zeros",
+)  # fmt: skip
+"""One case of each layout: tests/core/test_packed.py has the numbers of all."""
+
 BY_INPUT = ((1,), (0,)), ((), ())
 
 
@@ -46,8 +52,9 @@ def padded(leaf: Packed) -> kernels.Codes:
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        *((case, "float32") for case in CONFIGS if "experts" not in case),
+        *((case, "float32") for case in KINDS),
         *((case, "bfloat16") for case in ("fp8-blocks", "nvfp4", "gptq-act-order")),
+        ("gptq-act-order", "float16"),
     ],
 )
 def test_products_are_those_of_the_numbers(case, dtype):
