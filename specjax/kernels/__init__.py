@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specjax.kernels.available import usable
     from specjax.kernels.coding import Coding, together
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
-    from specjax.kernels.gpu_codes import Codes, few_rows_of_codes_on_gpu
+    from specjax.kernels.gpu_codes import GpuCodes, few_rows_of_codes_on_gpu
     from specjax.kernels.gpu_experts import few_experts_on_gpu, takes_experts_on_gpu
     from specjax.kernels.gpu_filters import least_kept_on_gpu
     from specjax.kernels.gpu_norms import (
@@ -44,8 +44,8 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "MOST_NORMED_ROWS",
     "MOST_TOKENS",
-    "Codes",
     "Coding",
+    "GpuCodes",
     "coding_of",
     "few_experts_on_gpu",
     "few_queries",

@@ -41,12 +41,12 @@ def leaf_of(case: str) -> Packed:
     return dataclasses.replace(leaf, order=order)
 
 
-def padded(leaf: Packed) -> kernels.Codes:
+def padded(leaf: Packed) -> kernels.GpuCodes:
     """As a kernel reads it; a single group of 40 inputs has codes of 0 behind them."""
     codes, others, widen = of_kernel(dataclasses.replace(leaf, order=None))
     groups, size = codes.shape[-3:-1]
     more = -size % 16 if groups == 1 else 0
-    return kernels.Codes(jnp.pad(codes, ((0, 0), (0, more), (0, 0))), others, widen)
+    return kernels.GpuCodes(jnp.pad(codes, ((0, 0), (0, more), (0, 0))), others, widen)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,10 @@ def test_products_with_experts(case):
     np.testing.assert_array_equal(few(x[4:], chosen[2:])[0], made[0][4:])
 
 
-def matrix(groups: int, size: int, outputs: int, codes: str = "uint4") -> kernels.Codes:
-    return kernels.Codes(jnp.zeros((groups, size, outputs), codes), (), lambda codes, others: codes)
+def matrix(groups: int, size: int, outputs: int, codes: str = "uint4") -> kernels.GpuCodes:
+    return kernels.GpuCodes(
+        jnp.zeros((groups, size, outputs), codes), (), lambda codes, others: codes
+    )
 
 
 @pytest.mark.parametrize(

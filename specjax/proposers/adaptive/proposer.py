@@ -194,7 +194,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         if any(part is not None and part.own is None for part in (lookup, drafter)):
             return None
         missed = jnp.zeros_like(state.missed)
-        # The token after the last tree is not that of a verification.
+        # No verification follows the last tree, so nothing is learned from it.
         last = None if state.last is None else state.last.forgotten()
         return dataclasses.replace(state, lookup=lookup, drafter=drafter, missed=missed, last=last)
 
