@@ -86,8 +86,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {o.dtype}")
     print("| proposer | layers | rows | s of CPU | s | tracing | lowering | XLA |")
     print("|---" * 8 + "|")
-    parts = " | ".join(f"{seconds[part]:.1f}" for part in _PARTS.values())
-    print(f"| {o.proposer} | {o.layers} | {o.batch} | {cpu:.1f} | {wall:.1f} | {parts} |")
+    parts = " | ".join(f"{seconds[part]:.2f}" for part in _PARTS.values())
+    print(f"| {o.proposer} | {o.layers} | {o.batch} | {cpu:.1f} | {wall:.2f} | {parts} |")
 
 
 if __name__ == "__main__":

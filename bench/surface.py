@@ -9,8 +9,9 @@ caches hold zeros up to the context: only their length matters.  For a target of
 accelerators the times are predicted from what a step reads and computes: the weights of both
 models, the keys and values of all rows, and the products.  With `--draft-window` the draft model
 reads only so many of the last keys and values.  With `--draft self` the target drafts for itself
-in such a window (self-speculation; no further weights are kept, but they are read again for each
-draft).  Activations, launches and sampling are left out.  A step with drafts has more of them, so
+in such a window of its own cache (`NearSelfSource`; no further weights are kept, but they are read
+again for each draft).  The last column is the speed over plain decoding at `--acceptance`.
+Activations, launches and sampling are left out.  A step with drafts has more of them, so
 the predicted break-even is too low rather than too high.
 """
 
@@ -34,6 +35,8 @@ from bench.compiled.chips import CHIPS, chip
 from bench.compiled.sizes import config_of
 from bench.weights import SIZES
 from specjax._internal.checks import whole
+from specjax.decoding import expected_accepted_length
+from specjax.drafters import BoundDrafter
 from specjax.measure import Sample, Timed, describe, first_calls
 from specjax.models import LinenModel, Transformer, attend_on
 from specjax.options import fields
@@ -71,6 +74,7 @@ class SurfaceOptions(fields.Options):
         "a smaller draft model, or the target itself with a window",
         choices=("model", "self"),
     )
+    acceptance: float = fields.option(0.8, "the rate of the last column")
     json: str | None = fields.option(None, "write the cells to this file")
     plot: str | None = fields.option(None, "draw the cells to this file")
 
@@ -82,6 +86,8 @@ class SurfaceOptions(fields.Options):
         for name, least in leasts.items():
             for given in getattr(self, name):
                 whole(f"--{name.replace('_', '-')}", given, least, 2**31 - 1, f"at least {least}")
+        if not 0 <= self.acceptance <= 1:
+            raise ValueError(f"--acceptance {self.acceptance:g}; it must be in [0, 1]")
         if self.draft_window is not None:
             whole("--draft-window", self.draft_window, 1, 2**31 - 1, "at least 1")
 
@@ -131,10 +137,15 @@ def measured(options: SurfaceOptions) -> list[Report]:
         _model(*shape, options.vocab_size, longest, role)
         for shape, role in zip(SIZES[options.size], ("target", "draft"), strict=True)
     ]
-    target, draft = models if options.draft == "model" else models[:1] * 2
-    if options.draft_window is not None:
-        draft = specjax.window_draft(draft, options.draft_window)
-    drafter = specjax.make_drafter(target, draft, num_drafts=options.num_drafts)
+    target, draft = models
+    if options.draft == "self":
+        assert options.draft_window is not None  # checked by the options
+        own = specjax.NearSelf(target.model, options.draft_window, num_drafts=options.num_drafts)
+        drafter: specjax.Drafter = BoundDrafter(own)
+    else:
+        if options.draft_window is not None:
+            draft = specjax.window_draft(draft, options.draft_window)
+        drafter = specjax.make_drafter(target, draft, num_drafts=options.num_drafts)
     cells = []
     for rows in options.batch:
         rule = specjax.SyntheticAcceptance(rate=0.0)
@@ -215,15 +226,16 @@ def predicted(options: SurfaceOptions) -> list[Report]:
     return cells
 
 
-def table(cells: Sequence[Report]) -> str:
-    """Returns the cells as Markdown."""
+def table(cells: Sequence[Report], tokens: float) -> str:
+    """Returns the cells as Markdown; a pass with drafts gives so many tokens in the last column."""
     lines = [
-        "| on | batch | context | plain, ms | with drafts, ms | break-even |",
-        "|" + "---|" * 6,
+        "| on | batch | context | plain, ms | with drafts, ms | break-even | speed |",
+        "|" + "---|" * 7,
     ]
     lines += [
         f"| {c['on']} | {c['batch']} | {c['context']} | {1e3 * c['plain']:.2f} "
-        f"| {1e3 * c['drafting']:.2f} | {c['break_even']:.2f} |"
+        f"| {1e3 * c['drafting']:.2f} | {c['break_even']:.2f} "
+        f"| {tokens / c['break_even']:.2f} |"
         for c in cells
     ]
     return "\n".join(lines)
@@ -257,7 +269,7 @@ def main(argv: list[str] | None = None) -> None:
         new_figure()  # fails now, not after the table, if matplotlib is missing
     cells = [*(measured(options) if options.rounds else []), *predicted(options)]
     print("{device}, {cores} cores, jax {jax}, {date}".format(**describe()))
-    print(table(cells))
+    print(table(cells, expected_accepted_length(options.acceptance, options.num_drafts)))
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(cells, indent=1) + "\n")
     if options.plot:

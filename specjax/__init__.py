@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from specjax.caches import KVCache, RecurrentCache
     from specjax.constraints import Automaton, Choice, Grammar, JSONSchema, Regex
     from specjax.decoding import Decoder, Logprobs, eos_of_rows
-    from specjax.drafters import adaptive, cost_aware, load_drafter, load_mtp, save_drafter
+    from specjax.drafters import (
+        adaptive,
+        calibrated,
+        cost_aware,
+        load_drafter,
+        load_mtp,
+        save_drafter,
+    )
     from specjax.files import load, save
     from specjax.generation import (
         Output,
@@ -42,6 +49,8 @@ if TYPE_CHECKING:
         MedusaAdapter,
         MedusaBank,
         MedusaSource,
+        NearSelf,
+        NearSelfSource,
         PEagleSource,
         PublishedDrafter,
         TranslatedParams,
@@ -144,6 +153,8 @@ __all__ = [
     "MedusaSource",
     "ModelOutput",
     "NGram",
+    "NearSelf",
+    "NearSelfSource",
     "NoProposer",
     "Output",
     "PEagleSource",
@@ -176,6 +187,7 @@ __all__ = [
     "Verdict",
     "adaptive",
     "audit",
+    "calibrated",
     "clear_programs",
     "cost_aware",
     "eos_of_rows",

@@ -68,8 +68,9 @@ class Proposal:
     """The drafts of one step: a tree in topological order.  In a chain, `parent[n] = n - 1`.
 
     Siblings are distinct tokens.  Sampled drafts were drawn without replacement, in index order,
-    from the softmax of their parent's row of `logits`.  A proposer fills `logits` if the rule needs
-    them (`Context.wants_logits`); otherwise it may leave them None.
+    from the softmax of their parent's row of `logits`; siblings beyond the tokens of that softmax
+    are a function of the text.  A proposer fills `logits` if the rule needs them
+    (`Context.wants_logits`); otherwise it may leave them None.
     """
 
     tokens: Array  # [B, N] int32; tokens[:, 0] is the pending token, the last one of the text
@@ -81,6 +82,8 @@ class Proposal:
     # [B, N] the proposer's estimate of the probability that a node is accepted; at most that of its
     # parent, and of the siblings before it.
     chance: Array | None = None
+    # [B, N] log of the probability of each node after its parent, by the source alone.
+    given: Array | None = None
 
 
 class Draw(Protocol):

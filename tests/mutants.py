@@ -62,10 +62,12 @@ TESTS: dict[str, str] = {
     "proposers/adaptive/": "proposers_refused choosing choosing_batch "
     "laws_others:adaptive-match adaptive",
     "proposers/adaptive/choosing": "choosing choosing_batch adaptive",
+    "proposers/adaptive/tree_gains": "tree_gains adaptive_generate",
     "proposers/adaptive/trials": "choosing choosing_batch adaptive",
     "proposers/adaptive/rates": "choosing choosing_batch adaptive",
     "proposers/shapes/best_first": "best_first proposers laws_trees:first-rejection",
     "proposers/shapes/choice": "choices best_first proposers laws_trees:choices-match",
+    "proposers/combine/calibrated": "calibrated tree_gains laws_others:calibrated",
     "proposers/combine/cost_aware": "cost_aware best_first",
     "proposers/combine/first_of": "proposers_refused proposers laws_others:of-rejection",
     "methods/block/source": "sources_of_features proposers",

@@ -164,30 +164,33 @@ class ProposalLaws:
         toys, proposer, shapes = self.toys, self.toys.CASES[case][0], set()
         shared = RULES[rule].shared_noise
         for state, proposal in steps(toys, case, rule):
-            assert proposal.logits is None
-            assert proposal.point_mass != shared  # drafts selected without noise are point masses
+            assert (proposal.logits is None) == shared
+            assert not proposal.point_mass
             for row in range(toys.ROWS):
 
-                def children(path, value, row=row, state=state):
-                    best, scores = ranked(toys, state, "match", row, path, 0, TEMPERATURE[row])
+                def children(path, value, number, row=row, state=state):
+                    best, scores = ranked(toys, state, rule, row, path, number, TEMPERATURE[row])
                     if TEMPERATURE[row] > 0 and not shared:
                         raw = logits_after(toys, [*text_of(state, row), *path])
                         scores = warped(raw.tobytes(), TEMPERATURE[row])
-                        best = np.argsort(-scores, kind="stable")
                     chance = np.log(softmax(scores))
+                    # Drafts that were drawn count by their rank, and not by their token.
+                    counted = chance[best] if shared else np.sort(chance)[::-1]
                     return [
-                        (value + chance[token], (*path, int(token)))
-                        for token in best[: proposer.width]
+                        (value + counted[rank], (*path, int(best[rank])))
+                        for rank in range(proposer.width)
                     ]
 
-                level, candidates = [(0.0, ())], []
+                level, candidates, number = [(0.0, ())], [], 0
                 for _ in range(proposer.depth):
-                    new = [child for value, path in level for child in children(path, value)]
+                    new = []
+                    for value, path in level:
+                        new += children(path, value, number)
+                        number += 1
                     candidates += new
-                    level = sorted(new, reverse=True)[: proposer.width]
-                wanted = {
-                    path for _, path in sorted(candidates, reverse=True)[: proposer.num_nodes - 1]
-                }
+                    level = sorted(new, key=lambda one: -one[0])[: proposer.width]
+                best = sorted(candidates, key=lambda one: -one[0])[: proposer.num_nodes - 1]
+                wanted = {path for _, path in best}
                 parent, tokens = proposal.parent[row], proposal.tokens[row]
                 ways = [trees.ancestors(parent, n)[1:] for n in range(1, proposer.num_nodes)]
                 assert {tuple(tokens[way].tolist()) for way in ways} == wanted

@@ -53,6 +53,7 @@ from specjax.methods import (
     MtpConfig,
     MtpLayersSource,
     MtpSource,
+    NearSelfSource,
     PEagleSource,
     PrefixGRU,
     SharedParams,
@@ -400,7 +401,27 @@ def early_exit(kind: str) -> Case:
     )  # fmt: skip
 
 
+def near_self(kind: str) -> Case:
+    """The target in a window that holds the whole text; `test_near_self.py` has smaller ones."""
+    target = transformer()
+    params = drawn(jax.eval_shape(target.init, jax.random.key(0)), 8)
+    whole = jax.jit(lambda tokens: target.apply(params, tokens, jnp.arange(CAPACITY)[None]))
+
+    @functools.cache
+    def rows(text: tuple[int, ...]) -> np.ndarray:
+        tokens = np.zeros((1, CAPACITY), np.int32)
+        tokens[0, : len(text)] = text
+        return np.asarray(whole(tokens).logits[0])
+
+    return Case(
+        NearSelfSource(target, CAPACITY, sinks=2), params,
+        lambda text, path: rows((*text, *path))[len(text) + len(path) - 1], kind, 2e-5,
+    )  # fmt: skip
+
+
 CASES = {
+    "near self, chain": lambda: near_self("chain"),
+    "near self, tree": lambda: near_self("tree"),
     "draft, chain": lambda: table_draft(TableModel(VOCAB + 4, memory=2), "chain"),
     "draft, tree": lambda: table_draft(TableModel(VOCAB - 5, memory=3), "tree"),
     "recurrent draft": recurrent_draft,

@@ -33,6 +33,8 @@ OTHERS = [
     ("none", "match"), ("none padded", "rejection"), ("ngram", "match"), ("forced", "match"),
     ("first of", "rejection"), ("adaptive", "match"), ("adaptive over eagle3", "rejection"),
     ("table best first, cost-aware", "match"),
+    ("table tree, adaptive", "match"), ("table tree, adaptive", "rejection"),
+    ("table dynamic tree, calibrated", "rejection"), ("table best first, calibrated", "match"),
 ]  # fmt: skip
 PAIRS = [*CHAINS, *TREES, *DRAFTS, *HEADS, *MTP, *OTHERS]
 ALONE = {

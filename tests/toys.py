@@ -41,6 +41,7 @@ from specjax.proposers import (
     Adaptive,
     AdaptiveParams,
     BestFirst,
+    Calibrated,
     Chain,
     ChoiceTree,
     CostAware,
@@ -329,6 +330,21 @@ class Toys(ToyModels):
             "table best first": block(lambda source: BestFirst(source, 7, 3)),
             "table best first, cost-aware": lambda: (
                 CostAware(BestFirst(TableBlockSource(VOCAB, 3), 7, 3), (1, 4, 7)),
+                CostAwareParams(following(self), jnp.array([1.0, 1.3, 1.7])),
+            ),
+            "table tree, adaptive": lambda: (
+                Adaptive(
+                    NGram(3, min_ngram=1),
+                    Calibrated(DynamicTree(TableSource(VOCAB), 3, 2, 6)),
+                    (1, 2, 4, 6),
+                ),
+                adaptive((1.0, 1.05, 1.1, 1.15, 1.1, 1.3, 1.4), rows_of(self)),
+            ),
+            "table dynamic tree, calibrated": table(
+                lambda source: Calibrated(DynamicTree(source, 3, 2, 6))
+            ),
+            "table best first, calibrated": lambda: (
+                Calibrated(CostAware(BestFirst(TableBlockSource(VOCAB, 3), 7, 3), (1, 4, 7))),
                 CostAwareParams(following(self), jnp.array([1.0, 1.3, 1.7])),
             ),
         }

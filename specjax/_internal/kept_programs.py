@@ -6,8 +6,9 @@ all packages that are called, JAX's settings, the devices, the static arguments,
 the arrays.  A static argument with something in it that this list does not cover, such as a
 function of the user's, has no key, and its program is only in JAX's cache.
 
-The files lie beside JAX's, in a folder that only its user reads and writes, and that is bounded
-with them.  A file is written whole or not at all, and has its digest before it.
+The files lie beside JAX's, in a folder that only its user writes, and that is bounded with them.  A
+file is written whole or not at all, and has its digest before it.  Files of another user are not
+read, since loading an executable runs it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import pathlib
 import pickle
 import sys
 import tempfile
+import time
 import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -38,8 +40,11 @@ _DIGEST = 32  # bytes
 _KNOWN = ("specjax", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "llvmlite")
 """The packages whose version, or source, is part of a key."""
 
-_SETTINGS = ("XLA_", "JAX_", "LIBTPU_", "TPU_", "CUDA_", "OMP_", "SPECJAX_")
+_SETTINGS = ("XLA_", "JAX_", "LIBTPU_", "TPU_", "CUDA_", "OMP_", "NPROC", "SPECJAX_")
 """The beginnings of the names of the environment's variables that are part of a key."""
+
+_BEGAN = time.time()
+"""When this process began to import specjax."""
 
 _folder: pathlib.Path | None = None
 _needs: list[tuple[str, str, tuple[Any, ...]]] = []
@@ -91,14 +96,18 @@ def place_of(kind: str, *known: object, traced: bool = True) -> pathlib.Path | N
 
 
 def read(place: pathlib.Path | None) -> bytes | None:
-    """Returns what is kept in a file; None if it is not there, or not whole."""
+    """Returns what is kept in a file; None if it is not there, not whole, or another user's."""
     if place is None:
         return None
     try:
-        held = place.read_bytes()
-        os.utime(place)  # the files that were used longest ago are removed first
+        with place.open("rb") as file:
+            if hasattr(os, "getuid") and os.fstat(file.fileno()).st_uid != os.getuid():
+                return None
+            held = file.read()
     except OSError:
         return None
+    with contextlib.suppress(OSError):
+        os.utime(place)  # the files that were used longest ago are removed first
     kept = held[_DIGEST:]
     return kept if kept and hashlib.sha256(kept).digest() == held[:_DIGEST] else None
 
@@ -110,9 +119,13 @@ def write(place: pathlib.Path | None, kept: bytes) -> None:
     with contextlib.suppress(OSError):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, written = tempfile.mkstemp(dir=place.parent, prefix="writing-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(kept).digest() + kept)
-        os.replace(written, place)  # other processes see all of it or nothing
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(kept).digest() + kept)
+            os.replace(written, place)  # other processes see all of it or nothing
+        except OSError:
+            os.unlink(written)
+            raise
 
 
 def executable(
@@ -164,6 +177,7 @@ def _keep(place: pathlib.Path, compiled: Any, text: str, fresh: bool) -> None:
     """
     from jax.experimental import serialize_executable
 
+    _source()  # it may have changed while the function was traced
     code = place_of("code", text, traced=False)
     if code is None:
         return
@@ -301,12 +315,24 @@ def _known(module: str) -> str:
     return module
 
 
-@functools.cache
 def _source() -> str:
-    """Returns a digest of the source of specjax."""
+    """Returns a digest of the source of specjax, which is what this process has imported.
+
+    Raises:
+      Unknown: a file has changed since the process began, and its module may be older.
+    """
     root = pathlib.Path(__file__).parents[1]
+    paths = sorted(root.rglob("*.py"))
+    for path in paths:
+        if path.stat().st_ctime > _BEGAN:
+            raise Unknown(f"{path} has changed")
+    return _digest(root, tuple(paths))
+
+
+@functools.lru_cache(maxsize=1)
+def _digest(root: pathlib.Path, paths: tuple[pathlib.Path, ...]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in paths:
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -268,6 +268,29 @@ class KVCache(Cache):
         """Returns the slots of a layer that hold the tokens at `index` of the row's text."""
         return index
 
+    def near(self, first: int, last: int, room: int) -> Self:
+        """Returns a small copy with only the `first` and the `last` committed tokens of each row.
+
+        A row of fewer tokens keeps all of them, so its length is at most `first + last`.  Slots
+        after the length have room for `room` staged tokens.
+        """
+        kept = first + last
+        slot = jnp.arange(min(kept, self.capacity))
+        moved = jnp.where(slot < first, 0, jnp.maximum(self.length[:, None] - kept, 0))
+        index = jnp.minimum(slot + moved, self.capacity - 1)[:, None, :, None]
+        slots = len(slot) + room + SPARE_SLOTS
+        if platform_of_shapes() == "gpu":
+            slots = -(-slots // _GPU_SLOTS) * _GPU_SLOTS
+        beyond = (0, 0), (0, 0), (0, slots - len(slot)), (0, 0)
+
+        def taken(buffer: Array) -> Array:
+            return jnp.pad(jnp.take_along_axis(buffer, index, axis=2), beyond)
+
+        keys, values = jax.tree.map(taken, (self.keys, self.values))
+        return dataclasses.replace(
+            self, keys=keys, values=values, length=jnp.minimum(self.length, kept)
+        )
+
     def commit(self, count: Array, path: Array | None = None) -> Self:
         """Keeps `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
         cache = self

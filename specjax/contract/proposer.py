@@ -39,6 +39,9 @@ class Context:
     remaining: Array | None = None
     # [] int32: a shape that can leaves out the passes for deeper drafts; None: it drafts max_depth
     depth: Array | None = None
+    # log-probabilities [B, M, K] of the K children of M parents, best first -> the logarithms of
+    # their chances to be accepted once the parent is; None: those probabilities themselves
+    survival: Callable[[Array], Array] | None = None
     # D -> tokens [B, D] that the rows' constraints force next, and how many [B]; None: there are no
     # constraints
     forced: Callable[[int], tuple[Array, Array]] | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     )
     from specjax.drafters.arranging import CHAIN, arrange, as_chain
     from specjax.drafters.by_name import NUMBERS, SELF, SHAPES, drafter_by_name, own_drafter
-    from specjax.drafters.costs import cost_aware
+    from specjax.drafters.costs import calibrated, cost_aware
     from specjax.drafters.folder import load_drafter, load_mtp, open_drafter, save_drafter
     from specjax.methods import (
         Adapter,
@@ -54,6 +54,7 @@ __all__ = [
     "arrange",
     "as_chain",
     "automatic",
+    "calibrated",
     "cost_aware",
     "drafter_by_name",
     "expecting",

@@ -12,6 +12,7 @@ import numpy as np
 from specjax._internal.checks import shown, typed
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN, as_chain
+from specjax.drafters.costs import calibrated
 from specjax.drafters.folder import mtp_of
 from specjax.methods import Adapter, BoundDrafter, Drafter, make_drafter
 from specjax.models import LanguageModel
@@ -21,6 +22,7 @@ from specjax.proposers import (
     Adaptive,
     AdaptiveParams,
     Aligned,
+    Calibrated,
     FirstOf,
     NGram,
 )
@@ -125,8 +127,13 @@ def _own_layer(target: LanguageModel) -> Drafter | None:
 
 
 def widths_of(depth: int) -> tuple[int, ...]:
-    """Returns the widths of an `Adaptive` proposer with chains of this depth."""
+    """Returns the widths of an `Adaptive` proposer with chains, or trees, of so many drafts."""
     return (*(width for width in _LADDER if width <= depth), depth + 1)
+
+
+def _grows(proposer: Proposer) -> bool:
+    """Whether a proposer makes trees of which `adaptive` can keep the best nodes."""
+    return proposer.estimates and not (proposer.is_chain or proposer.shares_cache)
 
 
 def adaptive(
@@ -143,16 +150,17 @@ def adaptive(
     for every choice.
 
     Args:
-      drafter: one of chains, such as `make_drafter(target, draft, num_drafts=8)`; a draft model
-        costs nothing in steps in which it does not draft.
+      drafter: one of chains, such as `make_drafter(target, draft, num_drafts=8)`, or of trees that
+        are chosen anew in every step; their chances are learned then, as by `calibrated`.  A draft
+        model costs nothing in steps in which it does not draft.
       lookup: a proposer of chains without a model; by default prompt lookup as deep as the drafter.
       seconds: the time of a step with each of `proposer.options`.  By default the first call of
         `generate` measures them; `specjax.tune` measures them once and for all.
       prior: acceptance rates of lookup and drafter before any draft was judged.
 
     Raises:
-      ValueError: a drafter of trees, a lookup and a drafter of different depths, or times that are
-        not positive.
+      ValueError: a drafter of fixed trees, a lookup and a drafter of different depths, or times
+        that are not positive.
 
     Example:
       >>> target = specjax.load(specjax.shipped("tiny/target"))
@@ -165,6 +173,9 @@ def adaptive(
         typed("the drafter that a loader returns", Drafter | Proposer | None, **{name: part})
     if isinstance(drafter, Proposer):
         drafter = BoundDrafter(drafter)
+    if drafter is not None and _grows(drafter.proposer):
+        learns = isinstance(drafter.proposer, Calibrated)
+        drafter = drafter if learns else calibrated(drafter)
     depth = CHAIN if drafter is None else drafter.proposer.max_depth
     if lookup is None:
         lookup = NGram(depth)
@@ -172,7 +183,8 @@ def adaptive(
         depth = lookup.max_depth
         lookup = BoundDrafter(lookup)
     inner = None if drafter is None else drafter.proposer
-    proposer = Adaptive(lookup.proposer, inner, widths_of(depth))
+    nodes = lookup.proposer.num_nodes if inner is None else inner.num_nodes
+    proposer = Adaptive(lookup.proposer, inner, widths_of(max(depth, nodes - 1)))
     if seconds is not None:
         seconds = tuple(float(second) for second in seconds)
         if len(seconds) != len(proposer.options) or not all(0 < s for s in seconds):

@@ -1,4 +1,4 @@
-"""`cost_aware`: a drafter of trees that leaves out drafts that cost more time than they save."""
+"""`cost_aware` and `calibrated`: drafters of trees that leave out drafts that do not pay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specjax._internal.checks import real, typed
 from specjax.contract import Proposer
 from specjax.methods import Adapter, Drafter
 from specjax.models import LanguageModel
-from specjax.proposers import CostAware, CostAwareParams
+from specjax.proposers import Calibrated, CostAware, CostAwareParams
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,3 +74,30 @@ def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
     proposer: Proposer = CostAware(drafter.proposer, widths)
     times = tuple(float(seconds[width]) for width in widths)
     return CostAwareDrafter(proposer=proposer, name=drafter.name, inner=drafter, seconds=times)
+
+
+def calibrated(drafter: Drafter) -> Drafter:
+    """Makes a drafter that learns from each text how likely its drafts are accepted.
+
+    A tree then grows deep where first drafts are mostly right, and wide where one of several is.
+    Three numbers a row are learned from the drafts that were judged, in the compiled step.  The
+    text stays the same (`match`), or keeps its distribution (`rejection`).
+
+    Args:
+      drafter: a drafter of trees that are chosen anew in every step, such as
+        `specjax.drafters.arrange(specjax.load_drafter(...), num_nodes=32)`, or one that
+        `cost_aware` made.
+
+    Raises:
+      ValueError: a drafter that does not estimate the chances of its drafts.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("tiny/target"))
+      >>> draft = specjax.load(specjax.shipped("tiny/draft"))
+      >>> numbers = {"depth": 2, "width": 2, "num_nodes": 4}
+      >>> tree = specjax.make_drafter(target, draft, specjax.DynamicTree, **numbers)
+      >>> specjax.calibrated(tree).proposer.num_nodes
+      4
+    """
+    typed("what load_drafter returns", Drafter, drafter=drafter)
+    return dataclasses.replace(drafter, proposer=Calibrated(drafter.proposer))

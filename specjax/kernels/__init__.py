@@ -3,9 +3,8 @@
 A step of decoding multiplies a few rows with every weight, so its least time is that of reading the
 weights.  XLA:CPU comes close to that only for a single row of float32.  These kernels read each
 weight from memory once, and the bits of a row do not depend on the number of rows.  The same holds
-for the keys and values of a cache.  Attention, packed
-matrices and experts have kernels for a GPU too (`gpu_attention.py`, `gpu_codes.py`,
-`gpu_experts.py`).
+for the keys and values of a cache.  Attention, packed matrices and experts have kernels for a GPU
+too (`gpu_attention.py`, `gpu_codes.py`, `gpu_experts.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from specjax.kernels.available import usable
     from specjax.kernels.coding import Coding, together
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
-    from specjax.kernels.gpu_codes import Codes, few_rows_of_codes_on_gpu
+    from specjax.kernels.gpu_codes import GpuCodes, few_rows_of_codes_on_gpu
     from specjax.kernels.gpu_experts import few_experts_on_gpu, takes_experts_on_gpu
     from specjax.kernels.gpu_filters import least_kept_on_gpu
     from specjax.kernels.gpu_norms import (
@@ -45,8 +44,8 @@ __getattr__ = lazily(__name__, __file__)
 __all__ = [
     "MOST_NORMED_ROWS",
     "MOST_TOKENS",
-    "Codes",
     "Coding",
+    "GpuCodes",
     "coding_of",
     "few_experts_on_gpu",
     "few_queries",

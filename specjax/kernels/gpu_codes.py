@@ -5,7 +5,7 @@ written with Pallas for Triton, reads codes and widens them in registers.
 
 A program of the kernel has some columns of the result, and one part of the inputs.  The parts are
 returned, and whoever reads them adds them in their order.  The result of a row does not depend on
-the other rows: rows are multiplied in tiles of `_ROWS`, and a matrix has as many parts for one row
+the other rows: rows are multiplied in tiles of `ROWS`, and a matrix has as many parts for one row
 as for many.
 """
 
@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 MOST_ROWS = 64
 """The most rows of a product; of more, the multiplications take longer than the bytes."""
 
-_ROWS = 16  # the fewest rows of a product of tensor cores
+ROWS = 16  # the fewest rows of a product of tensor cores
 _INPUTS = 128, 64, 32, 16  # that are read at once
 _COLUMN = 256
 """The bytes of a column of a block, at most: an L4 has no room for more in float32."""
@@ -42,7 +42,7 @@ It is traced inside the kernel.
 """
 
 
-class Codes(NamedTuple):
+class GpuCodes(NamedTuple):
     """A packed matrix, or a stack [E] of them."""
 
     codes: Array  # [..., groups, inputs of a group, O], of 4 or 8 bits
@@ -50,7 +50,7 @@ class Codes(NamedTuple):
     widen: Widen
 
     @classmethod
-    def plain(cls, stack: Array) -> Codes:
+    def plain(cls, stack: Array) -> GpuCodes:
         """Returns matrices [..., I, O] as they are, in one group."""
         return cls(stack[..., None, :, :], (), lambda codes, others: codes)
 
@@ -116,7 +116,7 @@ class Codes(NamedTuple):
         return 0 < rows <= MOST_ROWS and jnp.dtype(dtype).name in _DTYPES and there
 
 
-def few_rows_of_codes_on_gpu(x: Array, matrix: Codes, interpret: bool = False) -> Array:
+def few_rows_of_codes_on_gpu(x: Array, matrix: GpuCodes, interpret: bool = False) -> Array:
     """Multiplies rows with a packed matrix, in a program for one GPU.
 
     Args:
@@ -153,12 +153,12 @@ def _product(group: int, block: int, parts: int, widen: Widen, x: Any, *referenc
     """Computes one part of some columns.
 
     Args:
-      group: its inputs.
+      group: the inputs of a group.
       block: inputs that are multiplied at once.
       parts: of the matrix.
-      widen: of it.
-      x: a reference, as the others are.
-      references: to the arrays of `Codes.flat`, and to the result.
+      widen: of the matrix.
+      x: a reference to the rows [M, I].
+      references: to the arrays of `GpuCodes.flat`, and to the result [M, O] of the part.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
@@ -166,24 +166,24 @@ def _product(group: int, block: int, parts: int, widen: Widen, x: Any, *referenc
     *held, out = references
     (rows, inputs), (places, width) = x.shape, held[0].shape
     part, each = pl.program_id(1), places // block // parts
-    tiles = [jnp.arange(_ROWS) + first for first in range(0, rows, _ROWS)]
+    tiles = [jnp.arange(ROWS) + first for first in range(0, rows, ROWS)]
 
     def step(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         start, made = number * block, []
         numbers = read_block(held, widen, group, start, block).astype(x.dtype)
         place = start + jnp.arange(block)[None]
         for tile, total in zip(tiles, sums, strict=True):
-            at = [jnp.broadcast_to(index, (_ROWS, block)) for index in (tile[:, None], place)]
+            at = [jnp.broadcast_to(index, (ROWS, block)) for index in (tile[:, None], place)]
             there = (at[0] < rows) & (at[1] < inputs)
             some = triton.load(x.at[tuple(at)], mask=there, other=0.0)
             made.append(total + times(some, numbers))
         return tuple(made)
 
-    zeros = jnp.zeros((_ROWS, width), jnp.float32)
+    zeros = jnp.zeros((ROWS, width), jnp.float32)
     sums = jax.lax.fori_loop(part * each, (part + 1) * each, step, (zeros,) * len(tiles))
-    column = jnp.broadcast_to(jnp.arange(width)[None], (_ROWS, width))
+    column = jnp.broadcast_to(jnp.arange(width)[None], (ROWS, width))
     for tile, total in zip(tiles, sums, strict=True):
-        row = jnp.broadcast_to(tile[:, None], (_ROWS, width))
+        row = jnp.broadcast_to(tile[:, None], (ROWS, width))
         triton.store(out.at[row, column], total, mask=row < rows)
 
 
@@ -193,11 +193,11 @@ def read_block(
     """Returns a block [block, C] of numbers, inside a kernel.
 
     Args:
-      held: references to the arrays of `Codes.flat`, of which C columns are there.
+      held: references to the arrays of `GpuCodes.flat`, of which C columns are there.
       widen: of the matrix.
-      group: its inputs.
+      group: the inputs of a group.
       start: the first input of the block.
-      block: its inputs.
+      block: the inputs of the block.
       stack: the number of the matrix in a stack.
     """
     from jax.experimental import pallas as pl

@@ -7,7 +7,7 @@ in registers, as in `gpu_codes.py`.
 A pair is a token and an expert that it chose.  A program of the kernel has one pair and some
 columns of the result.  The first pair of an expert computes the rows of all its tokens, and the
 programs of its other pairs do nothing, so no rows are sorted.  The result of a row does not depend
-on the other rows: rows are multiplied in tiles of `_ROWS`
+on the other rows: rows are multiplied in tiles of `ROWS`
 tokens, whatever these chose.
 """
 
@@ -21,28 +21,24 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.kernels.gpu_codes import Codes, Widen, read_block, times
+from specjax.kernels.gpu_codes import ROWS, GpuCodes, Widen, read_block, times
 
-MOST_TOKENS = 64
-"""The most tokens of a pass; of more, most experts have several tiles of rows anyway."""
-
-_ROWS = 16  # the fewest rows of a product of tensor cores
 _COLUMN = 128  # the bytes of a column of a block, at most: several stacks have one at once
 
 
-def takes_experts_on_gpu(x: Array, chosen: Array, stack: Codes) -> bool:
+def takes_experts_on_gpu(x: Array, chosen: Array, stack: GpuCodes) -> bool:
     """Returns whether `few_experts_on_gpu` multiplies these rows with this stack."""
-    return len(chosen) <= MOST_TOKENS and stack.takes(len(chosen), x.dtype)
+    return stack.takes(len(chosen), x.dtype)
 
 
 def few_experts_on_gpu(
-    x: Array, chosen: Array, stacks: Sequence[Codes], interpret: bool = False
+    x: Array, chosen: Array, stacks: Sequence[GpuCodes], interpret: bool = False
 ) -> list[Array]:
     """Multiplies the row of each pair with the matrix of its expert, in a program for one GPU.
 
     Args:
       x: [T * K, I], the rows; the K pairs of a token follow each other.
-      chosen: [T, K] int32, the experts of each token, which are distinct; T at most `MOST_TOKENS`.
+      chosen: [T, K] int32, the experts of each token, which are distinct; T at most `MOST_ROWS`.
       stacks: matrices [E, I, O] of equal `shapes`; their numbers are rounded to the dtype of x.
       interpret: compute what the kernel computes, on any platform, slowly.
 
@@ -89,7 +85,7 @@ def _products(
     """Computes some columns for all tokens of one pair's expert.
 
     Args:
-      group: its inputs.
+      group: the inputs of a group.
       block: inputs that are multiplied at once.
       widens: of the stacks.
       x, chosen: references to those of `few_experts_on_gpu`.
@@ -104,7 +100,7 @@ def _products(
     expert = triton.load(chosen.at[pair // each, pair % each])
 
     # Of all pairs [T, K], padded: which are of this expert?
-    height = max(_ROWS, _power(tokens))
+    height = max(ROWS, _power(tokens))
     token = jnp.broadcast_to(jnp.arange(height)[:, None], (height, _power(each)))
     rank = jnp.broadcast_to(jnp.arange(_power(each))[None], token.shape)
     there = (token < tokens) & (rank < each)
@@ -116,15 +112,15 @@ def _products(
     inputs, count = x.shape[1], held[0].shape[1] // block
     blocks = jnp.where(before == 0, jnp.int32(count), jnp.int32(0))
     rows = []
-    for first in range(0, tokens, _ROWS):
-        tile = jnp.arange(_ROWS) + first
+    for first in range(0, tokens, ROWS):
+        tile = jnp.arange(ROWS) + first
         mine = (token[None] == tile[:, None, None]).astype(jnp.int32) * same[None]
         row = tile * each + (mine * rank[None]).sum((1, 2))
         # In place of a token that did not choose the expert, this pair is computed again.
         rows.append(jnp.where(mine.sum((1, 2)) > 0, row, pair))
 
     def step(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        start, shape = number * block, (_ROWS, block)
+        start, shape = number * block, (ROWS, block)
         places = [_both(row[:, None], start + jnp.arange(block)[None], shape) for row in rows]
         some = [triton.load(x.at[at], mask=at[1] < inputs, other=0.0) for at in places]
         each = len(held) // len(widens)
@@ -135,9 +131,9 @@ def _products(
         products = [times(rows, made.astype(x.dtype)) for made in matrices for rows in some]
         return tuple(total + more for total, more in zip(sums, products, strict=True))
 
-    zeros = jnp.zeros((_ROWS, width), jnp.float32)
+    zeros = jnp.zeros((ROWS, width), jnp.float32)
     sums = jax.lax.fori_loop(jnp.int32(0), blocks, step, (zeros,) * (len(widens) * len(rows)))
-    column, shape = part * width + jnp.arange(width)[None], (_ROWS, width)
+    column, shape = part * width + jnp.arange(width)[None], (ROWS, width)
     for number, total in enumerate(sums):
         made, row = out[number // len(rows)], rows[number % len(rows)]
         triton.store(

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         part_name,
         with_switches,
     )
+    from specjax.methods.near_self import NearSelf, NearSelfSource
     from specjax.methods.peagle import PEagleSource
     from specjax.methods.published import (
         Description,
@@ -157,6 +158,8 @@ __all__ = [
     "MtpConfig",
     "MtpLayersSource",
     "MtpSource",
+    "NearSelf",
+    "NearSelfSource",
     "PEagleSource",
     "Predicted",
     "PrefixGRU",

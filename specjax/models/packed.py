@@ -176,8 +176,8 @@ class PackedKernel:
         return _product(x, self.stored, alone)
 
     def product_in_parts(self, x: Array) -> Array:
-        """Computes products [P, ..., out] in float32 whose sum is that of x [..., in] and the
-        matrix, on one GPU.
+        """Computes [P, ..., out] in float32, for arrays on one GPU; their sum over P is the product
+        of x [..., in] and the matrix.
         """
         x, packed = _in_order(x, self.stored)
         return _parts_on_gpu(_rounded(x, packed), packed)
@@ -278,7 +278,7 @@ def _fused(x: Array, packed: Packed, result: DTypeLike) -> Array:
 _OF_GROUPS = ("scales", "zeros", "whole", "least")
 
 
-def of_kernel(packed: Packed) -> kernels.Codes:
+def of_kernel(packed: Packed) -> kernels.GpuCodes:
     """Returns a matrix in groups, or a stack of them, as the kernels for a GPU read it."""
     held = {name: getattr(packed, name) for name in _OF_GROUPS}
     there = {name: array for name, array in held.items() if array is not None}
@@ -288,7 +288,7 @@ def of_kernel(packed: Packed) -> kernels.Codes:
         given = dict(zip(there, arrays, strict=True))
         return _widened_groups(dataclasses.replace(form, codes=codes, **given), True)
 
-    return kernels.Codes(packed.codes, list(there.values()), widen)
+    return kernels.GpuCodes(packed.codes, list(there.values()), widen)
 
 
 def _parts_on_gpu(x: Array, packed: Packed) -> Array:

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import stat
 import sys
 from collections.abc import MutableMapping
 from typing import Any
@@ -24,8 +25,8 @@ def keep_compiled(environ: MutableMapping[str, str] = os.environ) -> pathlib.Pat
 
     A second `specjax generate` of the same models then takes a fifth of the time, since it traces
     nothing (`specjax._internal.kept_programs`).  JAX knows a program by its text and by its own
-    version; the folder has the version of the compiler and the abilities of
-    the processor in its name, so a folder that several machines share is safe.
+    version; the folder has the version of the compiler and the abilities of the processor in its
+    name, so a folder that several machines share is safe.  Only its user may write into it.
 
     Args:
       environ: where JAX finds its settings.  If `JAX_COMPILATION_CACHE_DIR` is set there, it
@@ -33,7 +34,7 @@ def keep_compiled(environ: MutableMapping[str, str] = os.environ) -> pathlib.Pat
 
     Returns:
       The folder of the compiled programs; None if the user has chosen another one, or if it cannot
-      be written.
+      be written, or belongs to somebody else.
     """
     if "JAX_COMPILATION_CACHE_DIR" in environ:
         return None
@@ -41,7 +42,8 @@ def keep_compiled(environ: MutableMapping[str, str] = os.environ) -> pathlib.Pat
     programs = pathlib.Path(home) / "specjax" / "programs"
     folder = programs / _machine()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not all(map(_is_ours, (programs.parent, programs, folder))):
+            return None
         _trim(programs)
     except OSError:
         return None
@@ -62,6 +64,22 @@ def keep_compiled(environ: MutableMapping[str, str] = os.environ) -> pathlib.Pat
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", float(_SECONDS))
     return folder
+
+
+def _is_ours(folder: pathlib.Path) -> bool:
+    """Makes a folder, and takes leave to write from others; returns False if it is not the user's.
+
+    Whoever may write there could have this process run their code.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not hasattr(os, "getuid"):
+        return True
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        return False
+    if found.st_mode & 0o022:
+        folder.chmod(stat.S_IMODE(found.st_mode) & ~0o022)
+    return True
 
 
 def _machine() -> str:

@@ -121,7 +121,7 @@ def widen(tree: _T, count: int) -> _T:
 def draft(decoder: DecoderLike, params: Params, state: DecodeState) -> tuple[Proposal, DecodeState]:
     """Runs `decoder.propose`, and drops the values that the target need not know."""
     proposal, state = decoder.propose(params, state)
-    return dataclasses.replace(proposal, chance=None), state
+    return dataclasses.replace(proposal, chance=None, given=None), state
 
 
 def look_ahead(

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     )
     from specjax.proposers.aligned import Aligned
     from specjax.proposers.catch_up import AT_ONCE, remember, then_pending
-    from specjax.proposers.combine import CostAware, CostAwareParams, FirstOf
+    from specjax.proposers.combine import (
+        Calibrated,
+        CalibratedState,
+        CostAware,
+        CostAwareParams,
+        FirstOf,
+        Survival,
+    )
     from specjax.proposers.forced import Forced
     from specjax.proposers.ngram import NGram
     from specjax.proposers.own_text import OwnText
@@ -68,6 +75,8 @@ __all__ = [
     "Aligned",
     "BestFirst",
     "BlockShape",
+    "Calibrated",
+    "CalibratedState",
     "Chain",
     "ChoiceTree",
     "Choices",
@@ -83,6 +92,7 @@ __all__ = [
     "Rates",
     "Shape",
     "StaticTree",
+    "Survival",
     "best_tree",
     "expected_length",
     "node_acceptance",

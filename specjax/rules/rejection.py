@@ -81,16 +81,18 @@ def walk(
     ) -> tuple[tuple[Array, Array, Array], Array]:
         node, residual, remaining = carry
         token = proposal.tokens[n]
-        mass = jnp.ones_like(residual[0]) if draft is None else remaining[token]
+        # Siblings beyond the tokens that could be drawn are a function of the text.
+        fixed = jnp.bool_(True) if draft is None else remaining.max() <= 0
+        mass = jnp.where(fixed, 1, remaining[token]).astype(residual.dtype)
         # A draft with q(x) = 0 cannot have been drawn, and u * q < p would always accept it.
         here = (proposal.parent[n] == node) & (mass > 0)
         accept = here & (uniform[n] * mass < residual[token])
         reject = here & ~accept
         chance = jnp.where(here, jnp.minimum(1, residual[token] / jnp.where(here, mass, 1)), 1)
-        if draft is None:
-            rejected = _normalise(residual.at[token].set(0), residual)
-        else:
-            rejected = _normalise(jnp.maximum(residual - remaining, 0), residual)
+        rejected = _normalise(residual.at[token].set(0), residual)
+        if draft is not None:
+            drawn = _normalise(jnp.maximum(residual - remaining, 0), residual)
+            rejected = jnp.where(fixed, rejected, drawn)
             rest = remaining.at[token].set(0)
             remaining = jnp.where(
                 accept, draft[n], jnp.where(reject, _normalise(rest, rest), remaining)

@@ -406,7 +406,7 @@ class Device:
     def check_memory(self, row: Row) -> None:
         """Raises ValueError if a batch cannot fit, before anything is compiled.
 
-        The bytes needed are those of the batch, of a row outside of it and of the prompt that is
+        The bytes needed are those of the batch, of a row outside of it and of the prompts that are
         read next, and of the logits of one step.  The parameters are already allocated.
 
         Args:
@@ -427,6 +427,7 @@ class Device:
         smaller = "a smaller capacity="
         if self.pages is not None:
             needed += device_bytes(jax.eval_shape(self._pools), None)
+            needed += (ROWS - 1) * device_bytes(reading, None)  # what has no pages
             tokens = self.pages.count * self.pages.page
             what, smaller = f"{what} and caches of {tokens}", "a smaller cache_tokens="
             if self.snapshots is not None:
@@ -514,11 +515,8 @@ class Device:
         def news() -> list[News]:
             made = []
             for before, line in zip(length.tolist(), np.asarray(packed).tolist(), strict=True):
-                counts, (now, done), window = (
-                    line[:_COUNTS],
-                    line[_COUNTS:][:2],
-                    line[_COUNTS + 2 :],
-                )
+                counts, (now, done) = line[:_COUNTS], line[_COUNTS:][:2]
+                window = line[_COUNTS + 2 :]
                 new, half = now - before, len(window) // 2
                 tokens, origin = window[:half][:new], window[half:][:new]
                 made.append(News(now, bool(done), tokens, origin, tuple(counts)))

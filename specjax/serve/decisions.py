@@ -241,9 +241,11 @@ class Leader:
         """Ends the other processes' `follow`."""
         self._decided.append((_CLOSE, ()))
         decided, self._decided = self._decided, []
-        with contextlib.suppress(OSError):
-            self._sender.send(decided, self._doing.seen)
-        self._sender.close()
+        try:
+            with contextlib.suppress(OSError):
+                self._sender.send(decided, self._doing.seen)
+        finally:  # the devices may have failed, and nobody may wait for ever
+            self._sender.close()
 
     def _decide(self, name: str, *arguments: Any) -> _Held:
         self._decided.append((name, arguments))

@@ -56,11 +56,11 @@ def padded(
     chunks: list[tuple[int, np.ndarray]], width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the tokens [B, W] of chunks, where each begins [B], and how many it has [B]."""
-    padded = np.zeros((len(chunks), width), np.int32)
-    for row, (_, tokens) in zip(padded, chunks, strict=True):
+    filled = np.zeros((len(chunks), width), np.int32)
+    for row, (_, tokens) in zip(filled, chunks, strict=True):
         row[: len(tokens)] = tokens
     starts = np.array([start for start, _ in chunks], np.int32)
-    return padded, starts, np.array([len(tokens) for _, tokens in chunks], np.int32)
+    return filled, starts, np.array([len(tokens) for _, tokens in chunks], np.int32)
 
 
 def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:

@@ -307,8 +307,9 @@ class Scheduler:
 
     def _stopped_reading(self, count: int) -> list[Admission]:
         """Takes the pages of the youngest `count` prompts that are read; returns their requests."""
-        kept = len(self._admissions) - count
-        stopped, self._admissions = self._admissions[kept:], self._admissions[:kept]
+        by_age = sorted(self._admissions, key=lambda one: one.number)
+        stopped = by_age[len(by_age) - count :]
+        self._admissions = [one for one in self._admissions if one not in stopped]
         for admission in stopped:
             if self._paging is not None:
                 self._paging.store.release(admission.pages)
@@ -457,7 +458,7 @@ class Scheduler:
         self._deliver_all()
         if len(self._running()) < running:  # a stop string gave pages back
             return
-        if self._admissions:  # they came after all that run
+        if self._admissions:  # their texts have not begun, or wait anyway
             self._put_back(self._stopped_reading(1))
             return
         _, number, admission = max(
@@ -487,26 +488,30 @@ class Scheduler:
         self._steps += int(np.sign(wanted - self._steps))
 
     def _drop_cancelled(self) -> None:
+        # A client may cancel at any time, so each handle is asked once.
+        running = [number for number, slot in enumerate(self._slots) if _is_cancelled(slot)]
         ended = np.zeros(len(self._slots), bool)
-        if any(slot.handle is not None and slot.handle.cancelled for slot in self._slots):
+        if running:
             self._deliver_all()
-        for number, slot in enumerate(self._slots):
-            if slot.handle is not None and slot.handle.cancelled:
-                assert slot.prepared is not None
-                kept = slot.handle.tokens
-                text = slot.prepared.texts.decode(0, kept)
-                handle, counts = slot.handle, slot.counts
-                self._vacate(slot)
-                self._finish(handle, End(len(kept), text, "cancelled", counts))
-                ended[number] = True
+        for number in running:
+            slot = self._slots[number]
+            handle, prepared, counts = slot.handle, slot.prepared, slot.counts
+            if handle is None or prepared is None:  # its text has ended
+                continue
+            kept = handle.tokens
+            text = prepared.texts.decode(0, kept)
+            self._vacate(slot)
+            self._finish(handle, End(len(kept), text, "cancelled", counts))
+            ended[number] = True
         if ended.any():
             self._device.end(ended)
         with self._changed:
             dropped = [a for a in self._queue if a.handle.cancelled]
             for admission in dropped:
                 self._queue.remove(admission)
-        dropped += [admission for admission in self._admissions if admission.handle.cancelled]
-        self._admissions = [one for one in self._admissions if not one.handle.cancelled]
+        reading = [admission for admission in self._admissions if admission.handle.cancelled]
+        self._admissions = [one for one in self._admissions if one not in reading]
+        dropped += reading
         for admission in dropped:
             if self._paging is not None:
                 self._paging.store.release(admission.pages)
@@ -737,6 +742,10 @@ class Scheduler:
             self._finished += end.finish != "cancelled"
         handle.extend(*news, end)
         self._mean_seconds += 0.1 * (handle.seconds - self._mean_seconds)
+
+
+def _is_cancelled(slot: _Slot) -> bool:
+    return slot.handle is not None and slot.handle.cancelled
 
 
 def _part(whole_row: Logprobs | None, start: int, stop: int, num_top: int) -> Logprobs | None:

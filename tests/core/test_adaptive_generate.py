@@ -13,7 +13,7 @@ from toys import TABLES as toys
 import specjax
 from specjax import NGram
 from specjax.generation.warmup import place, warm_up
-from specjax.proposers import PAUSE, Adaptive, Chain
+from specjax.proposers import PAUSE, Adaptive, Calibrated, Chain
 from specjax.tuning import Learned
 
 
@@ -169,11 +169,29 @@ def test_fixed_times_measure_nothing(target, draft):
     assert out.tokens == plain.tokens
 
 
+def test_a_tree_is_adapted_where_it_is_asked_for(target, draft):
+    """Its best nodes are read where they pay, and the text is that of plain decoding.
+
+    Without a plan `auto` takes chains of the same drafter, whose steps cost less.
+    """
+    shape = {"depth": 2, "width": 2, "num_nodes": 5}
+    tree = specjax.make_drafter(target, draft, specjax.DynamicTree, **shape)
+    unasked = prepared(target, PROMPTS, drafter=tree, proposer="auto", max_new_tokens=NEW)
+    assert isinstance(unasked.decoder.proposer, Adaptive) and unasked.decoder.proposer.is_chain
+    trees = specjax.adaptive(tree)
+    proposer = trees.proposer
+    assert isinstance(proposer, Adaptive) and proposer.drafter == Calibrated(tree.proposer)
+    assert proposer.widths == (1, 3, 5) and not proposer.is_chain
+    how = {"temperature": 0.9, "max_new_tokens": NEW, "seed": 1}
+    out = specjax.generate(target, PROMPTS, drafter=trees, **how)
+    assert out.tokens == specjax.generate(target, PROMPTS, proposer="none", **how).tokens
+
+
 def test_what_cannot_be_is_refused(target, draft):
-    tree = specjax.Drafter(toys.CASES["best first"][0], name="heads")
+    tree = specjax.make_drafter(target, draft, specjax.StaticTree, branching=(2, 1))
     chain = specjax.make_drafter(target, draft, num_drafts=4)
     for arguments, words in (
-        ((tree,), "drafts trees"),
+        ((tree,), "drafts fixed trees"),
         ((chain, NGram(3)), r"draft \[3, 4\] tokens deep"),
         (("ngram",), "drafter='ngram', of the type str; pass the drafter"),
     ):

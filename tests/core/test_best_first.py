@@ -18,10 +18,18 @@ from enumeration import prefix as way
 from toys import TABLES as toys
 
 from specjax import sampling
-from specjax.contract import BlockSource, Context, Corrected
+from specjax.contract import BlockSource, Context, Corrected, Source
 from specjax.methods import MedusaHeads, MedusaSource
-from specjax.proposers import BestFirst, ChoiceTree, CostAware, CostAwareParams
-from specjax.proposers.shapes import best_first
+from specjax.proposers import (
+    BestFirst,
+    ChoiceTree,
+    CostAware,
+    CostAwareParams,
+    DynamicTree,
+    Survival,
+)
+from specjax.proposers.combine import cost_aware
+from specjax.proposers.shapes import best_first, dynamic_tree
 from specjax.types import ABSENT
 
 CALLS = []
@@ -207,12 +215,7 @@ def test_rejection_keeps_the_joint_distribution(name):
 def test_values_of_tokens_would_be_biased(name, monkeypatch):
     """If a node counted with the probability of its own token, the text would be wrong."""
 
-    def faulty(logits, warped, noise, width, shared_noise):
-        best = sampling.top_k(sampling.scores(logits, warped, noise), width)[1]
-        chances = jax.nn.log_softmax(jnp.broadcast_to(warped, (*best.shape[:2], warped.shape[-1])))
-        return jnp.take_along_axis(chances, best, axis=-1), best
-
-    monkeypatch.setattr(best_first, "_offer", faulty)
+    monkeypatch.setattr(best_first, "offer", by_token)
     compiled.cache_clear()
     assert bias(SMALL[name], enumerate_proposals(SMALL[name])) > 0.003
     compiled.cache_clear()
@@ -224,11 +227,123 @@ def test_leaving_out_what_does_not_pay_keeps_the_joint_distribution(name):
     inner, widths = SMALL[name], (1, 3, SMALL[name].num_nodes)
     outer = CostAware(inner, widths)
     sizes = set()
-    for seconds in ([1.0, 1.45, 1.6], [1.0, 1.3, 1.9], [1.0, 1.58, 1.85]):
+    for seconds in ([1.0, 1.45, 1.6], [1.0, 1.3, 1.9], [1.0, 1.497, 2.049]):
         cases = enumerate_proposals(inner, outer, CostAwareParams(None, jnp.array(seconds)))
         sizes |= {1 + sum(up != ABSENT for up in parent) for parent in cases}
         assert bias(inner, cases) < 1e-6
     assert len(sizes) > 1
+
+
+def by_token(logits, warped, noise, width, context):
+    """A faulty `offer`: each child counts with the probability of its own token."""
+    best = sampling.top_k(sampling.scores(logits, warped, noise), width)[1]
+    chances = jax.nn.log_softmax(jnp.broadcast_to(warped, (*best.shape[:2], warped.shape[-1])))
+    chances = jnp.take_along_axis(chances, best, axis=-1)
+    return chances, chances, best
+
+
+# --- trees that grow level by level ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingSource(Source):
+    """The distribution after each path is a row of a table; a reading is the path's number."""
+
+    vocab_size: int = 3
+    depth: int = 2
+
+    def table(self, path):
+        rng = np.random.default_rng([5, *path])
+        return rng.dirichlet(np.full(self.vocab_size, 0.7))
+
+    def bind(self, target, draft):
+        return None
+
+    def init(self, params, prompt, capacity, lookahead):
+        return ()
+
+    def observe(self, params, state, block):
+        return state
+
+    def begin(self, params, state, context):
+        row = jnp.log(jnp.asarray(self.table(()), jnp.float32))
+        return state, (), jnp.broadcast_to(row, (len(context.pending), self.vocab_size))
+
+    def extend(self, params, reading, tokens):
+        raise NotImplementedError  # trees call `read_tree`
+
+    def read_tree(self, params, reading, tokens, at, depth, mask):
+        rows = jnp.log(jnp.array([self.table((t,)) for t in range(self.vocab_size)], jnp.float32))
+        return (), rows[jnp.take_along_axis(tokens, at, axis=1)]
+
+    def end(self, params, state, reading, proposal):
+        return state
+
+
+GROWN = DynamicTree(GrowingSource(), depth=2, width=2, num_nodes=5)
+NUMBERS = {"as they are": (1.0, 0.0, 0.0), "sharper": (2.0, -0.4, -0.7), "flat": (0.1, 0.3, -0.1)}
+"""What a `Calibrated` proposer may have learned."""
+
+
+def enumerate_grown(numbers, outer=GROWN, params=None):
+    """As `enumerate_proposals`, for `GROWN` with a `Survival` of these numbers.
+
+    Both children of the root are expanded, the first one first.
+    """
+    source = GROWN.source
+    orders = list(itertools.permutations(range(source.vocab_size)))
+    picks = np.array(list(itertools.product(range(len(orders)), repeat=3)))
+    ranks = np.argsort(np.array(orders), axis=1)
+    gumbel = jnp.asarray(-1000.0 * ranks[picks], jnp.float32)
+    pending = jnp.zeros(len(picks), jnp.int32)
+    learned = Survival.start(jnp.broadcast_to(jnp.array(numbers), (len(picks), 3)))
+    context = Context(pending, Forced(gumbel), same, False, True, None, survival=learned.chance)
+    made = jax.device_get(jax.jit(lambda: outer.propose(params, (), context)[0])())
+    cases = {}
+    for pick, parent, tokens in zip(picks, made.parent, made.tokens, strict=True):
+        first, *below = (orders[i] for i in pick)
+        chance = chance_of(first, source.table(()))
+        for child, order in zip(first, below, strict=False):
+            chance *= chance_of(order, source.table((child,)))
+        group = cases.setdefault(tuple(parent.tolist()), {})
+        tokens = tuple(tokens.tolist())
+        group[tokens] = group.get(tokens, 0.0) + chance
+    return cases
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_grown_tree_keeps_the_joint_distribution(name):
+    """Its nodes are drawn, and whatever was learned decides which of them are in the tree."""
+    cases = enumerate_grown(NUMBERS[name])
+    assert sum(sum(group.values()) for group in cases.values()) == pytest.approx(1, abs=1e-6)
+    assert bias(GROWN, cases) < 1e-6
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_grown_tree_chosen_by_its_own_tokens_would_be_biased(name, monkeypatch):
+    def faulty(logits, warped, noise, width, context):
+        found, _, best = by_token(logits, warped, noise, width, context)
+        return found, context.survival(found), best
+
+    monkeypatch.setattr(dynamic_tree, "offer", faulty)
+    assert bias(GROWN, enumerate_grown(NUMBERS[name])) > 0.003
+
+
+def test_a_grown_tree_of_what_pays_keeps_the_joint_distribution(monkeypatch):
+    """A draft is kept before the chances of its descendants are known, which depend on it."""
+    outer, sizes = CostAware(GROWN, (1, 3, 5)), set()
+    for seconds in ([1.0, 2.4, 2.52], [1.0, 2.5, 2.6]):
+        params = CostAwareParams(None, jnp.array(seconds))
+        cases = enumerate_grown(NUMBERS["sharper"], outer, params)
+        sizes |= {1 + sum(up != ABSENT for up in parent) for parent in cases}
+        assert bias(GROWN, cases) < 1e-6
+    assert len(sizes) > 1
+
+    def best(best, gained, widths, seconds):
+        return jnp.argmax(gained / seconds, axis=1)
+
+    monkeypatch.setattr(cost_aware, "_first_that_stops", best)
+    assert bias(GROWN, enumerate_grown(NUMBERS["sharper"], outer, params)) > 0.003
 
 
 def test_chains_only_is_refused():

@@ -1,6 +1,7 @@
 """Where a command keeps its compiled programs."""
 
 import os
+import pathlib
 import stat
 
 import pytest
@@ -38,6 +39,35 @@ def test_without_a_place_to_write_nothing_is_kept(tmp_path):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     assert keep_compiled(environ) is None
     assert "JAX_COMPILATION_CACHE_DIR" not in environ
+
+
+@pytest.mark.parametrize("whose", ["specjax", "specjax/programs", "machine"])
+def test_a_folder_of_somebody_else_is_not_used(tmp_path, monkeypatch, whose):
+    """Its owner could have this process run their code."""
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    folder = keep_compiled(dict(environ))
+    assert folder is not None
+    theirs, found = folder if whose == "machine" else tmp_path / whose, pathlib.Path.stat
+    other = list(found(theirs))
+    other[stat.ST_UID] += 1
+
+    def stat_of(self, **options):
+        return os.stat_result(other) if self == theirs else found(self, **options)
+
+    monkeypatch.setattr(pathlib.Path, "stat", stat_of)
+    assert keep_compiled(environ) is None and "JAX_COMPILATION_CACHE_DIR" not in environ
+
+
+def test_others_may_not_write(tmp_path):
+    """Neither into the folder nor beside it, whatever the umask was when they were made."""
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    folder = keep_compiled(dict(environ))
+    assert folder is not None
+    folders = folder, folder.parent, folder.parent.parent
+    for one in folders:
+        one.chmod(0o777)
+    assert keep_compiled(environ) == folder
+    assert {stat.S_IMODE(one.stat().st_mode) for one in folders} == {0o755}
 
 
 def test_the_oldest_go(tmp_path, monkeypatch):

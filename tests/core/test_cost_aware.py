@@ -58,12 +58,25 @@ def trees(rng: np.random.Generator, rows: int, size: int) -> Proposal:
     return Proposal(*arrays, chance=jnp.asarray(chance, jnp.float32))
 
 
-def kept(parent: np.ndarray, chance: np.ndarray, widths: tuple[int, ...], seconds: list[float]):
-    """The nodes that one row keeps, by a search over widths."""
+def kept(
+    parent: np.ndarray, chance: np.ndarray, widths: tuple[int, ...], seconds: list[float],
+    shared: bool,
+):  # fmt: skip
+    """The nodes that one row keeps, by a search over widths, or by going on while that may pay."""
     ranked = sorted(
         (n for n in range(1, len(parent)) if parent[n] != ABSENT and chance[n] > 0),
         key=lambda n: (-chance[n], n),
     )
+    if not shared:
+        chances = [1.0, *(chance[n] for n in ranked), *[0.0] * len(parent)]
+        for at, width in enumerate(widths):
+            known, next_one = sum(chances[:width]), chances[width]
+            hopes = (
+                (known + (wider - width) * next_one) / cost
+                for wider, cost in zip(widths[at + 1 :], seconds[at + 1 :], strict=True)
+            )
+            if max(hopes, default=0.0) <= known / seconds[at] * (1 + 1e-6):
+                return sorted(ranked[: width - 1])
     best, nodes = -1.0, []
     for width, cost in zip(widths, seconds, strict=True):
         taken = ranked[: width - 1]
@@ -73,20 +86,21 @@ def kept(parent: np.ndarray, chance: np.ndarray, widths: tuple[int, ...], second
     return sorted(nodes)
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(
     "seconds", [[1, 1.2137, 1.5291, 2.0173], [1, 1.01, 1.02, 1.03], [1, 3, 5, 9]]
 )
-def test_the_width_of_most_tokens_a_second(seconds):
+def test_the_width_of_most_tokens_a_second(seconds, shared):
     """The kept nodes are the best ones, come first, and keep order, parents and logits."""
     widths = (1, 3, 6, 12)
     given = trees(np.random.default_rng(4), 200, 12)
-    context = Context(given.tokens[:, 0], None, None, True, True, None)
+    context = Context(given.tokens[:, 0], None, None, shared, True, None)
     params = CostAwareParams(given, jnp.array(seconds, jnp.float32))
     made, _ = CostAware(Given(12), widths).propose(params, (), context)
     made, given = jax.device_get((made, given))
     sizes = set()
     for row in range(200):
-        nodes = [0, *kept(given.parent[row], given.chance[row], widths, seconds)]
+        nodes = [0, *kept(given.parent[row], given.chance[row], widths, seconds, shared)]
         size = len(nodes)
         sizes.add(size)
         np.testing.assert_array_equal(made.tokens[row, :size], given.tokens[row, nodes])

@@ -150,6 +150,24 @@ def test_other_tokens_are_found():
     assert "are not those of process 0" in str(error) and other.peeks == 3
 
 
+def test_the_others_are_let_go_when_a_device_has_failed(monkeypatch):
+    """Process 0 does not know its own tokens then: it hangs up, and gives no more signs of life."""
+    ours, theirs = socket.socketpair()
+    leader, broken = Leader(Toy(), Sender([ours])), RuntimeError("out of memory")  # type: ignore
+
+    def news() -> list[News]:
+        raise broken
+
+    monkeypatch.setattr(Toy, "peek", lambda *_: news)
+    waiting = leader.peek(np.array([0]), np.array([0]))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        waiting()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        leader.stop()
+    theirs.close()
+    assert ours.fileno() == -1 and leader._sender._ended.is_set()
+
+
 def test_a_message_is_sent_each_turn():
     """However many decisions it has."""
     sent = []

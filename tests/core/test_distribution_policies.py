@@ -8,7 +8,15 @@ from table_sources import TableBlockSource, TableSource
 from toys import TABLES
 
 from specjax import FirstOf, NGram, Rejection
-from specjax.proposers import Adaptive, BestFirst, Chain, CostAware, CostAwareParams
+from specjax.proposers import (
+    Adaptive,
+    BestFirst,
+    Calibrated,
+    Chain,
+    CostAware,
+    CostAwareParams,
+    DynamicTree,
+)
 
 TOYS = Distributions(TABLES)
 LOOKUP, CHAIN = NGram(2, min_ngram=1), Chain(TableSource(VOCAB), 2)
@@ -21,6 +29,10 @@ CASES = {
     "best first, cost-aware": (
         CostAware(BestFirst(TableBlockSource(VOCAB, 2), 5, 2), (1, 3, 5)),
         lambda: CostAwareParams(TOYS.ahead, jnp.array([1.0, 1.3, 1.6])),
+    ),
+    "dynamic tree, calibrated": (
+        Calibrated(CostAware(DynamicTree(TableSource(VOCAB), 2, 2, 5), (1, 3, 5))),
+        lambda: CostAwareParams(TOYS.rows, jnp.array([1.0, 1.3, 1.6])),
     ),
 }
 SETTINGS = ("plain", "all filters", "greedy")

@@ -247,17 +247,23 @@ def test_a_prompt_that_fills_the_context(refused, target, draft):
     refused(target, [[1] * 511], ["by 4 tokens", "max_new_tokens=1 or less"], max_new_tokens=5)
 
 
+class Fixed(specjax.DynamicTree):
+    """Says that its nodes are a function of the text."""
+
+    point_mass = True
+
+
 def test_a_mix_that_cannot_be_judged(refused, target, draft):
     """Point masses on siblings cannot stand beside drawn drafts under a rule of independent
     draws."""
     size = target.model.vocab_size
     grown, drawn = (
-        specjax.DynamicTree(specjax.DraftSource(draft.model, size), 2),
+        Fixed(specjax.DraftSource(draft.model, size), 2),
         specjax.DraftTree(draft.model, size, (2, 2)),
     )
     nested = specjax.FirstOf(specjax.NGram(2), specjax.FirstOf(grown, drawn))
     for mixed in (specjax.FirstOf(grown, drawn), specjax.FirstOf(drawn, grown), nested):
-        words = ["DynamicTree over DraftSource proposes siblings as point masses", "rule match"]
+        words = ["Fixed over DraftSource proposes siblings as point masses", "rule match"]
         refused(target, "a", words, draft=draft, proposer=mixed, rule=specjax.Rejection())
 
 

@@ -17,6 +17,12 @@ from specjax.models import cpu_dot_general, dot_general, gpu_dot_general
 from specjax.models.feed_forward import Stacks, by_kernel, grouped
 from specjax.models.packed import Packed, of_kernel
 
+KINDS = (
+    "fp8-partial-blocks", "fp8-one-scale", "float-outputs", "int8-groups", "int8-zeros",
+    "int4-zeros", "nvfp4", "mxfp4", "awq", "gptq-act-order", "gptq-int8-zeros",
+)  # fmt: skip
+"""One case of each layout: tests/core/test_packed.py has the numbers of all."""
+
 BY_INPUT = ((1,), (0,)), ((), ())
 
 
@@ -35,19 +41,20 @@ def leaf_of(case: str) -> Packed:
     return dataclasses.replace(leaf, order=order)
 
 
-def padded(leaf: Packed) -> kernels.Codes:
+def padded(leaf: Packed) -> kernels.GpuCodes:
     """As a kernel reads it; a single group of 40 inputs has codes of 0 behind them."""
     codes, others, widen = of_kernel(dataclasses.replace(leaf, order=None))
     groups, size = codes.shape[-3:-1]
     more = -size % 16 if groups == 1 else 0
-    return kernels.Codes(jnp.pad(codes, ((0, 0), (0, more), (0, 0))), others, widen)
+    return kernels.GpuCodes(jnp.pad(codes, ((0, 0), (0, more), (0, 0))), others, widen)
 
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        *((case, "float32") for case in CONFIGS if "experts" not in case),
+        *((case, "float32") for case in KINDS),
         *((case, "bfloat16") for case in ("fp8-blocks", "nvfp4", "gptq-act-order")),
+        ("gptq-act-order", "float16"),
     ],
 )
 def test_products_are_those_of_the_numbers(case, dtype):
@@ -82,8 +89,10 @@ def test_products_with_experts(case):
     np.testing.assert_array_equal(few(x[4:], chosen[2:])[0], made[0][4:])
 
 
-def matrix(groups: int, size: int, outputs: int, codes: str = "uint4") -> kernels.Codes:
-    return kernels.Codes(jnp.zeros((groups, size, outputs), codes), (), lambda codes, others: codes)
+def matrix(groups: int, size: int, outputs: int, codes: str = "uint4") -> kernels.GpuCodes:
+    return kernels.GpuCodes(
+        jnp.zeros((groups, size, outputs), codes), (), lambda codes, others: codes
+    )
 
 
 @pytest.mark.parametrize(

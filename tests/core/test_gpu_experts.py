@@ -19,7 +19,7 @@ EXPERTS, INPUTS, COLUMNS = 8, 48, 32
 @functools.cache
 def kernel():
     def few(x, chosen, stacks):
-        plain = [kernels.Codes.plain(stack) for stack in stacks]
+        plain = [kernels.GpuCodes.plain(stack) for stack in stacks]
         return kernels.few_experts_on_gpu(x, chosen, plain, interpret=True)
 
     return jax.jit(few)

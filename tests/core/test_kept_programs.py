@@ -84,6 +84,35 @@ def test_a_damaged_file_costs_only_time(folder, kind, damage):
     assert len(traced) == 2, "the file is whole again"
 
 
+def test_files_of_another_user_are_not_read(folder, monkeypatch):
+    kept_programs.write(folder / "x", b"code")
+    assert kept_programs.read(folder / "x") == b"code"
+    monkeypatch.setattr(kept_programs.os, "getuid", lambda: -1)
+    assert kept_programs.read(folder / "x") is None
+
+
+def test_a_full_disk_keeps_nothing(folder, monkeypatch):
+    """And no part of a file stays there."""
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(kept_programs.os, "replace", full)
+    kept_programs.write(folder / "x", b"code")
+    assert not list(folder.iterdir())
+
+
+def test_source_that_changed_after_the_start_has_no_key(folder, monkeypatch):
+    """What this process has imported may be older than the file."""
+    assert kept_programs.place_of("program", 1) is not None
+    compiled = jax.jit(lambda x: x).lower(1.0).compile()
+    monkeypatch.setattr(kept_programs, "_BEGAN", 0.0)
+    assert kept_programs.place_of("program", 1) is None
+    with pytest.raises(Unknown, match="has changed"):
+        kept_programs._keep(folder / "program-x", compiled, "a text", fresh=True)
+    assert not list(folder.iterdir())
+
+
 def test_what_another_cache_had_is_not_written(folder):
     """XLA:CPU would write it without some of its functions."""
     compiled = jax.jit(lambda x: x).lower(1.0).compile()

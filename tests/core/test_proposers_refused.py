@@ -88,11 +88,11 @@ REFUSED = {
     ),
     "a tree in an Adaptive": (
         lambda: Adaptive(NGram(2), DraftTree(NET, toys.VOCAB, (2, 1)), (1, 3)),
-        ["a StaticTree drafts trees", "pass chains"],
+        ["a StaticTree drafts fixed trees", "pass chains"],
     ),
     "a shared cache in an Adaptive": (
         lambda: Adaptive(NGram(2), EarlyExit(TRANSFORMERS.model(), 1, 2), (1, 3)),
-        ["drafts trees or in the target's cache", "pass chains"],
+        ["drafts fixed trees or in the target's cache", "pass chains"],
     ),
     "widths without all drafts": (
         lambda: Adaptive(NGram(3), None, (1, 3)),
@@ -126,10 +126,16 @@ def test_refused(case):
     assert [word for word in words if word not in str(caught.value)] == [], caught.value
 
 
+class Fixed(DynamicTree):
+    """Says that its nodes are a function of the text."""
+
+    point_mass = True
+
+
 def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
     """Such siblings have no distribution; shared noise needs none."""
     grown, drawn = (
-        DynamicTree(DraftSource(NET, toys.VOCAB), 2, 2, 5),
+        Fixed(DraftSource(NET, toys.VOCAB), 2, 2, 5),
         DraftModel(NET, toys.VOCAB, 2),
     )
     dec = Decoder(toys.model(), FirstOf(grown, drawn), RULES["match"](), (), toys.CAPACITY)
@@ -139,7 +145,7 @@ def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
     for proposer in (FirstOf(grown, drawn), FirstOf(drawn, grown)):
         with pytest.raises(
             ValueError,
-            match=r"^DynamicTree over DraftSource proposes siblings as point masses.*"
+            match=r"^Fixed over DraftSource proposes siblings as point masses.*"
             r"use the rule match",
         ):
             Decoder(toys.model(), proposer, RULES["rejection"](), (), toys.CAPACITY)

@@ -5,6 +5,7 @@ The target continues each emission to a fixed length, and the whole joint distri
 
 import itertools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import trees
@@ -29,7 +30,19 @@ from enumeration import (
 )
 from toys import TABLES as toys
 
-from specjax import RULES, Match
+from specjax import RULES, Match, Proposal
+from specjax.rules import rejection
+
+
+def test_a_sibling_beyond_the_tokens_that_can_be_drawn_is_accepted():
+    """A greedy draft has one such token; its next best one is a function of the text."""
+    one, two = jnp.eye(4)[1:3]
+    proposal = Proposal(jnp.array([0, 1, 2]), jnp.array([-1, 0, 0]))
+    target, draft = jnp.tile(two, (3, 1)), jnp.tile(one, (3, 1))
+    node, residual, chance = rejection.walk(jnp.full(3, 0.5), proposal, target, draft)
+    assert int(node) == 2
+    np.testing.assert_allclose(residual, two)
+    np.testing.assert_allclose(chance, [1, 0, 1])
 
 
 def test_every_exact_rule_is_enumerated():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import threading
 import time
+import types
 from typing import Any
 
 import counted
@@ -17,7 +19,7 @@ from toys import TABLES as toys
 import specjax
 from specjax import Request
 from specjax.models import LanguageModel
-from specjax.serve import Busy, Closed, Engine
+from specjax.serve import Busy, Closed, Engine, scheduler
 from specjax.serve.reading import passes, widths
 
 
@@ -190,6 +192,47 @@ def test_cancelling():
     assert [handle.result(60).finish for handle in running[1:]] == ["limit"] * 2
     running[1].cancel()  # a request that has ended stays as it is
     assert running[1].result().finish == "limit"
+
+
+class CancelledLate:
+    """A handle that its client cancels after the engine has looked once."""
+
+    wants, seconds = None, 0.0
+
+    def __init__(self) -> None:
+        self.looks, self.tokens, self.heard = 0, [], []
+        self.delivered = types.SimpleNamespace(check=lambda *_: None)
+
+    @property
+    def cancelled(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+    def extend(self, tokens: list[int], *news: Any) -> None:
+        self.tokens = self.tokens + tokens
+        self.heard += [end.finish for end in news[3:]] or tokens
+
+
+def test_a_text_that_is_cancelled_between_two_looks_ends_once():
+    """Its client hears what was written before the end, and no prompt that is read is lost."""
+    handles: list[Any] = [CancelledLate() for _ in range(3)]
+    running, reading, waiting = handles
+    texts = types.SimpleNamespace(stops=(), decode=lambda row, tokens: "")
+    row: Any = None
+    prepared: Any = types.SimpleNamespace(texts=texts)
+    slot = scheduler._Slot(running, prepared)
+    made: Any = object.__new__(scheduler.Scheduler)
+    made._slots, made._paging, made._changed = [slot], None, threading.Condition()
+    made._cancelled = made._finished = made._mean_seconds = 0
+    made._device = types.SimpleNamespace(end=lambda ended: None)
+    made._admissions, made._queue = (
+        collections.deque([scheduler.Admission(row, prepared, one)]) for one in (reading, waiting)
+    )
+    news = scheduler.News(2, False, [5], [0], scheduler._NO_COUNTS)
+    made._undelivered = [scheduler._Undelivered(0, slot, running, prepared, news, 1, 0, None)]
+    for _ in range(2):
+        made._drop_cancelled()
+    assert [one.heard for one in handles] == [[5, "cancelled"], ["cancelled"], ["cancelled"]]
 
 
 def test_a_full_queue_is_busy_and_closing_finishes():

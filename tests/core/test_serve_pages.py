@@ -179,6 +179,26 @@ def test_prompts_that_are_read_together_have_the_bits_they_have_alone(monkeypatc
         assert made._device.together(4) == 1
 
 
+def test_the_prompts_that_are_read_together_are_in_the_bytes_that_are_checked(monkeypatch):
+    """The caches of each that have no pages; nothing is compiled."""
+
+    class Checked(Exception):
+        pass
+
+    def needed_for(rows: int) -> int:
+        def require(needed: int, *_: object) -> None:
+            raise Checked(needed)
+
+        monkeypatch.setattr("specjax.serve.batch.require", require)
+        monkeypatch.setattr("specjax.serve.batch.ROWS", rows)
+        with pytest.raises(Checked) as checked:
+            Engine(target(), slots=4, capacity=32, chunk=4, cache_tokens=12 * PAGE, page=PAGE)
+        return checked.value.args[0]
+
+    alone = needed_for(1)
+    assert 0 < 3 * (needed_for(2) - alone) == needed_for(4) - alone
+
+
 def test_what_earlier_rows_left_is_not_seen():
     """Not even where it is not a number, which 0 times a slot that is not seen would spread."""
     made = engine()

@@ -39,13 +39,19 @@ def test_a_draft_of_zero_draft_mass_is_never_accepted(rule):
     np.testing.assert_allclose(residual, target[0])
 
 
-def test_a_sibling_after_the_whole_draft_mass_is_never_accepted():
-    """A one-hot draft has one draft token; a sibling beside it has no mass left."""
+@pytest.mark.parametrize(
+    ("uniform", "wanted", "rest"),
+    [(0.3, 2, [0.25, 0.25, 0.25, 0.25]), (0.4, 0, [0.5, 0, 0, 0.5])],
+)
+def test_a_sibling_after_the_whole_draft_mass_is_a_point_mass(uniform, wanted, rest):
+    """A one-hot draft has one draft token.  A sibling beside it was not drawn, so it is accepted
+    with the mass that the target has left for it, here 1 / 3."""
     target = np.full((3, 4), 0.25)
     draft = np.eye(4)[[1, 1, 1]]
-    node, residual, _ = walk([0.0, 1.0, 0.0], (-1, 0, 0), (0, 1, 2), target, draft)
-    assert node == 0
-    np.testing.assert_allclose(residual, [1 / 3, 0, 1 / 3, 1 / 3])
+    node, residual, chance = walk([0.0, 1.0, uniform], (-1, 0, 0), (0, 1, 2), target, draft)
+    assert node == wanted
+    np.testing.assert_allclose(chance[2], 1 / 3)
+    np.testing.assert_allclose(residual, rest)
 
 
 @pytest.mark.parametrize("drawn_from", ["logits", "point mass"])

@@ -287,7 +287,8 @@ def test_the_seconds_of_a_first_call(capsys):
     )
     assert (proposer, layers, rows) == ("| none", "2", "1")
     tracing, lowering, xla = (float(part.strip(" |")) for part in parts)
-    assert 0 < tracing + lowering + xla <= float(seconds) and float(cpu) > 0
+    rounding = 4 * 0.005  # of the four numbers that are printed
+    assert 0 < tracing + lowering + xla <= float(seconds) + rounding and float(cpu) > 0
     with pytest.raises(SystemExit):
         first_call.main(["--hidden-size", "17"])
     assert "--hidden-size is 17; it must be a multiple of 16" in capsys.readouterr().err

@@ -25,6 +25,16 @@ def test_the_surface_is_timed_and_predicted(tmp_path, capsys):
     assert len(surface.draw(cells).axes) == 3
 
 
+def test_a_target_that_drafts_for_itself_is_timed(capsys):
+    """The speed is that of the tokens which a rate of 1 gives, over the break-even."""
+    own = ["--draft", "self", "--draft-window", "16", "--acceptance", "1"]
+    surface.main([*SMALL, *own, "--predicted-context", "131072", "--predicted-batch", "16"])
+    last = capsys.readouterr().out.splitlines()[-1].split("|")
+    assert float(last[-2]) == pytest.approx(5 / float(last[-3]), abs=0.02)
+    with pytest.raises(ValueError, match="--acceptance 2"):
+        surface.SurfaceOptions(acceptance=2.0)
+
+
 def test_a_window_bounds_what_drafts_need():
     """Without one the number grows with the context, with one it falls; a target that drafts for
     itself needs fewer where keys and values outweigh the weights."""

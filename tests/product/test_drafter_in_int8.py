@@ -74,8 +74,11 @@ def test_what_is_refused(target, drafters, tmp_path):
         specjax.save_drafter(tmp_path / "head", drafters[1], target)
 
 
-def test_a_drafter_on_a_mesh_is_refused():
+def test_a_drafter_on_a_mesh_is_refused(drafters):
     mesh = jax.make_mesh((1,), ("tensor",))
     target = specjax.load(specjax.shipped("pycode/target"), mesh=mesh)
     with pytest.raises(ValueError, match="is on a mesh: leave dtype= out"):
         specjax.load_drafter(HEAD, target, dtype="int8")
+    refused = r"in int8, for one device, and target is on .*without dtype="
+    with pytest.raises(ValueError, match=refused):
+        specjax.generate(target, PROMPTS, drafter=drafters[1])

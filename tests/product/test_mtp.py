@@ -30,6 +30,7 @@ import specjax
 from specjax import Chain, DynamicTree, StaticTree
 from specjax.cli import main, serve, tune
 from specjax.files import headers
+from specjax.models import Int8
 from specjax.options.models import Models, make_drafter
 from specjax.types import Block
 
@@ -323,6 +324,24 @@ def test_a_plain_layer_drafts_for_a_target_in_int8(name):
         found = specjax.generate(model, PROMPTS, **drafter, **settings)
         assert [list(row) for row in found.tokens] == [list(row) for row in wanted.tokens]
         assert found.stats.accepted > 0
+
+
+@pytest.mark.parametrize("name", ["mimo", "glm4_moe"])
+def test_layers_in_int8_leave_the_text(name):
+    """One layer, and several, each of whose matrices is rounded."""
+    main = several(name) if name in SEVERAL else target(name)
+    whole, drafter = (
+        specjax.load_drafter(main.folder, main, dtype=dtype) for dtype in (None, "int8")
+    )
+
+    def boxed(leaf):
+        return isinstance(leaf, Int8)
+
+    leaves = jax.tree.leaves(drafter.params, is_leaf=boxed)
+    assert sum(map(boxed, leaves)) == sum(leaf.ndim == 2 for leaf in jax.tree.leaves(whole.params))
+    how = {"max_new_tokens": NEW}
+    made = specjax.generate(main, PROMPTS, drafter=drafter, **how)
+    assert made.tokens == specjax.generate(main, PROMPTS, proposer="none", **how).tokens
 
 
 def test_a_target_without_a_layer_is_refused():

@@ -7,7 +7,7 @@ from window_layouts import LAYERS, LAYOUTS, SLIDING
 
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_windows_are_those_of_transformers(case):
-    """`tests/core/test_draft_windows.py` compares ours with the same table."""
+    """`test_draft_windows.py` compares ours with the same table."""
     fields, windows = LAYOUTS[case]
     made = transformers.Qwen3Config(num_hidden_layers=LAYERS, **fields)
     slides = [kind == SLIDING for kind in made.layer_types]

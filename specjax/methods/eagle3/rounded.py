@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any, cast
 
 from specjax.methods.drafter import Drafter
-from specjax.methods.eagle3.source import EagleSource
 from specjax.methods.published import PublishedDrafter
 from specjax.models import int8_form, rounded_weights
 from specjax.parallel import mesh_of
@@ -18,8 +17,10 @@ def drafter_in_int8(drafter: Drafter) -> PublishedDrafter:
     Raises:
       ValueError: the drafter has no network over pairs, or is on a mesh.
     """
-    source = drafter.source if isinstance(drafter, PublishedDrafter) else None
-    if not isinstance(drafter, PublishedDrafter) or not isinstance(source, EagleSource):
+    source: Any = drafter.source if isinstance(drafter, PublishedDrafter) else None
+    # Several MTP layers are no `EagleSource`, and each has a network over pairs.
+    over_pairs = getattr(source, "takes_int8_head", False) and hasattr(source, "network")
+    if not isinstance(drafter, PublishedDrafter) or not over_pairs:
         raise ValueError(
             f'dtype="int8" rounds EAGLE-3, P-EAGLE and MTP drafters, and {drafter.name} is another '
             "kind: leave dtype= out"
@@ -35,7 +36,7 @@ def drafter_in_int8(drafter: Drafter) -> PublishedDrafter:
             own[part] = rounded_weights(own[part])
     product = int8_form(source.network.dot_general)
     network = dataclasses.replace(source.network, dot_general=product)
-    source = dataclasses.replace(cast(Any, source), network=network)
+    source = dataclasses.replace(source, network=network)
     proposer = dataclasses.replace(cast(Any, drafter.proposer), source=source)
     name = f"{drafter.name} in int8"
     return dataclasses.replace(drafter, params=own, source=source, proposer=proposer, name=name)

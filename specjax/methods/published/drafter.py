@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, PartitionSpec
 
 from specjax._internal.checks import reworded
@@ -63,6 +64,13 @@ class PublishedDrafter(Drafter):
                 "is quantised: pass the target without int8"
             )
         ours, mesh = mesh_of(self.params), mesh_of(target.params)
+        if mesh is not None and any(
+            isinstance(leaf, Int8) for leaf in flatten_dict(self.params).values()
+        ):
+            raise ValueError(
+                f"the drafter {self.name} holds weights in int8, for one device, and {target.name} "
+                f"is on {described(mesh)}: load the drafter without dtype="
+            )
         if ours not in (None, mesh):
             raise ValueError(
                 f"the drafter {self.name} is on {described(ours)}, and {target.name} is on "

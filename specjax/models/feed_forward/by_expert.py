@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.platforms import on_cpu, on_cuda
-from specjax.kernels import Codes, few_experts_on_gpu, takes_experts_on_gpu
+from specjax.kernels import GpuCodes, few_experts_on_gpu, takes_experts_on_gpu
 from specjax.models.packed import Packed, PackedKernel, of_kernel
 from specjax.models.products import stacked_product
 
@@ -116,7 +116,7 @@ def by_kernel(inner: Gate, x: Array, chosen: Array, stacks: Stacks) -> Array:
 def _taken(x: Array, chosen: Array, stack: Array | PackedKernel) -> bool:
     if isinstance(stack, PackedKernel):
         return takes_experts_on_gpu(x, chosen, of_kernel(stack.stored))
-    return x.dtype == stack.dtype and takes_experts_on_gpu(x, chosen, Codes.plain(stack))
+    return x.dtype == stack.dtype and takes_experts_on_gpu(x, chosen, GpuCodes.plain(stack))
 
 
 _Form = Callable[[Gate, Array, Array, Stacks], Array]
@@ -172,10 +172,10 @@ def _products(x: Array, chosen: Array, stacks: Sequence[Array | PackedKernel]) -
     """Multiplies the pairs with each stack, and with all of them at once if they are alike."""
     flat = chosen.reshape(-1)
 
-    def parted(stack: Array | PackedKernel) -> tuple[Array, Codes]:
+    def parted(stack: Array | PackedKernel) -> tuple[Array, GpuCodes]:
         if isinstance(stack, PackedKernel):
             return stack.inputs_of(x, flat), of_kernel(stack.stored)
-        return x, Codes.plain(stack)
+        return x, GpuCodes.plain(stack)
 
     inputs, codes = zip(*map(parted, stacks), strict=True)
     if all(rows is x for rows in inputs) and len({form.shapes for form in codes}) == 1:

@@ -24,9 +24,10 @@ from specjax.proposers.adaptive.state import (
     gains_of_parts,
     rates_after,
 )
+from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.catch_up import AT_ONCE
-from specjax.proposers.combine import with_logits
+from specjax.proposers.combine import best_nodes, ranked, with_logits
 from specjax.proposers.own_text import OwnText
 from specjax.types import ABSENT, Block, Proposal
 
@@ -51,10 +52,11 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
 
     Attributes:
       lookup: a chain that needs no model, such as `NGram`, or None.
-      drafter: a chain over a source, such as a draft model, or None.  A row for which the lookup
-        promises as much takes the drafts of the lookup.
+      drafter: a chain over a source, such as a draft model, or a tree that is chosen anew in every
+        step, or None.  A row for which the lookup promises as much takes the drafts of the lookup.
+        Of a tree the target reads the best nodes, and it is drafted no deeper than it has nodes.
       widths: ascending numbers of tokens that the target may read of a row; from 1 to the greatest
-        depth + 1.
+        depth + 1, or to the nodes of a tree.
       policy: the numbers of the choice.
     """
 
@@ -62,7 +64,6 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
     drafter: Proposer | None
     widths: tuple[int, ...]
     policy: Policy = POLICY
-    is_chain = True
 
     def __post_init__(self) -> None:
         parts = [part for part in (self.lookup, self.drafter) if part is not None]
@@ -72,28 +73,40 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
                 f"the parts draft {depths} tokens deep; pass a lookup, a drafter, or both with the "
                 "same num_drafts"
             )
+        most = max(part.num_nodes for part in parts)
         settle(
             *(
                 (
-                    not part.is_chain or part.shares_cache,
-                    f"a {type(part).__name__} drafts trees or in the target's cache: pass chains",
+                    part.shares_cache or not (part.is_chain or self._is_tree),
+                    f"a {type(part).__name__} drafts fixed trees or in the target's cache: pass "
+                    "chains, a DynamicTree or a BestFirst",
                 )
                 for part in parts
             ),
             (
-                list(self.widths) != sorted({1, *self.widths, depths[0] + 1}),
+                self.lookup is not None and not self.lookup.is_chain,
+                f"lookup is a {type(self.lookup).__name__}; pass one of chains",
+            ),
+            (
+                list(self.widths) != sorted({1, *self.widths, most}),
                 f"widths={self.widths}; pass ascending numbers of tokens from 1 to "
-                f"{depths[0] + 1}, the depth of the drafts and one",
+                f"{most}, the depth of the drafts and one, or the nodes of a tree",
             ),
         )
         self.declare(
-            num_nodes=depths[0] + 1,
+            num_nodes=most,
             max_depth=depths[0],
+            is_chain=not self._is_tree,
             narrower=self.widths[:-1],
             taps=() if self.drafter is None else self.drafter.taps,
             point_mass=all(part.point_mass for part in parts),
             reads_documents=any(part.reads_documents for part in parts),
         )
+
+    @property
+    def _is_tree(self) -> bool:
+        """Whether the drafter makes trees of which the best nodes can be kept."""
+        return self.drafter is not None and not self.drafter.is_chain and self.drafter.estimates
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
@@ -145,6 +158,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             needed=jnp.ones(rows, jnp.float32),
             weight=jnp.zeros(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
+            trees=TreeGains.start(rows, self.widths) if self._is_tree else None,
+            last=LastTree.none(rows, self.num_nodes, self.max_depth) if self._is_tree else None,
         )
 
     def read(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
@@ -179,7 +194,9 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         if any(part is not None and part.own is None for part in (lookup, drafter)):
             return None
         missed = jnp.zeros_like(state.missed)
-        return dataclasses.replace(state, lookup=lookup, drafter=drafter, missed=missed)
+        # No verification follows the last tree, so nothing is learned from it.
+        last = None if state.last is None else state.last.forgotten()
+        return dataclasses.replace(state, lookup=lookup, drafter=drafter, missed=missed, last=last)
 
     @property
     def _lookups(self) -> int:
@@ -197,13 +214,14 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             return jnp.zeros(missed.shape, jnp.float32)
         seconds = params.seconds[1 + self._lookups :] / params.seconds[0]
         # A draft costs no more than this: the target also reads the drafts of a step.
-        draft = jnp.min((seconds - 1) / (jnp.array(self.widths[1:]) - 1))
+        passes = jnp.minimum(jnp.array(self.widths[1:]) - 1, self.max_depth)
+        draft = jnp.min((seconds - 1) / passes)
         passes = jnp.ceil(missed.astype(jnp.float32) / (AT_ONCE * self.num_nodes))
         return jnp.where(missed > 0, jnp.maximum(draft, 0.0) * passes, 0.0)
 
     def _first_pause(self, params: AdaptiveParams, rates: Rates, part: int) -> Array:
         """[B] steps before the first trial of a proposer; few if it nearly pays by the prior."""
-        depths = jnp.array(self.widths[1:]) - 1
+        depths = jnp.minimum(jnp.array(self.widths[1:]) - 1, self.max_depth)
         limit = jnp.full(len(rates.slow), self.max_depth)
         gains = rates.gains(limit)
         first = 1 + part * self._lookups
@@ -215,15 +233,22 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         self, params: AdaptiveParams, state: AdaptiveState, context: Context
     ) -> tuple[Proposal, AdaptiveState]:
         rows, drafts = len(context.pending), jnp.array(self.widths, jnp.int32) - 1
+        levels = jnp.minimum(drafts, self.max_depth)
         limit = jnp.full(rows, self.max_depth, jnp.int32)
         if context.num_drafts is not None:
             limit = jnp.minimum(limit, context.num_drafts)
         found, state = self._look_up(params, state, context)
         present = jnp.minimum(_count(found), limit)
-        gains = gains_of_parts(state.rates, self._of_parts(present, limit))[..., drafts]
+        gains = gains_of_parts(state.rates, self._of_parts(present, limit))[..., levels]
         alone = jnp.ones((rows, len(drafts)), jnp.float32)
         looked = alone if self.lookup is None else gains[:, 0]
         drafted = alone if self.drafter is None else gains[:, -1]
+        trees = None
+        if state.trees is not None and state.last is not None:
+            trees = state.trees.after(*state.last.outcome(self.widths, context.pending))
+            drafted = trees.tokens(self.widths, self.max_depth, params.prior[1])
+            drafted = jnp.where(limit[:, None] > 0, drafted, alone)
+            state = dataclasses.replace(state, trees=trees)
         alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
         late = self._late(params, state.missed)
         parts = [
@@ -250,14 +275,24 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         proposal = found
         if self.drafter is not None:
             deepest = jnp.max(jnp.where(uses_drafter, jnp.minimum(depth, limit), jnp.int32(0)))
+            own = jnp.where(uses_drafter, jnp.minimum(depth, limit), 0)
+            if self._is_tree:
+                # A row's tree must not depend on the depth of other rows' trees.
+                context = dataclasses.replace(context, num_drafts=own)
             # Its pass reads every row, so all of them read what they missed.
             made, state = self._draft(params, state, context, deepest, limit > 0)
+            if state.last is not None:
+                made, state = self._best(made, state, depth, own)
             proposal = made if found is None else _either(uses_drafter, made, found)
         assert proposal is not None
         offered = jnp.minimum(jnp.minimum(_count(proposal), depth), limit)
         parent = jnp.where(
             jnp.arange(self.num_nodes) <= offered[:, None], tree.chain(self.num_nodes), ABSENT
         )
+        if self._is_tree:
+            parent = jnp.where(uses_drafter[:, None], proposal.parent, parent)
+            nodes = jnp.where(limit < self.max_depth, jnp.minimum(depth, limit), depth)
+            offered = jnp.where(uses_drafter, nodes, offered)
         state = dataclasses.replace(
             state,
             offered=offered,
@@ -271,6 +306,15 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             drafter=_waited(state.drafter, limit > 0, (offered > 0) & uses_drafter),
         )
         return dataclasses.replace(proposal, parent=parent), state
+
+    def _best(
+        self, made: Proposal, state: AdaptiveState, drafts: Array, levels: Array
+    ) -> tuple[Proposal, AdaptiveState]:
+        """Keeps the best `drafts` [B] of trees of so many levels [B], and remembers all of them."""
+        assert state.last is not None
+        _, place = ranked(made)
+        last = LastTree.of(made, place, levels, state.last)
+        return best_nodes(made, place, drafts + 1), dataclasses.replace(state, last=last)
 
     def observe(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
         live, tokens = block.count > 0, block.count.astype(jnp.float32)
@@ -293,6 +337,11 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             state.together,
         )
         expected = jnp.where(used, gains_of_parts(rates, jnp.maximum(offered, 1))[..., -1], 1.0)
+        last = state.last
+        if last is not None:
+            width = min(last.text.shape[1], block.tokens.shape[1])
+            text = last.text.at[:, :width].set(block.tokens[:, :width])
+            last = dataclasses.replace(last, text=text, count=block.count)
         # A trial takes the place of what promised the most, which may be drafts of the other part.
         worth = tokens * state.worth
         paid = shared(worth) > shared(needed)
@@ -317,6 +366,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             lookup=after(0, self.lookup, params.lookup, state.lookup),
             drafter=after(-1, self.drafter, params.drafter, state.drafter),
             rates=rates,
+            last=last,
             # The tokens of the last step are at hand for its next pass.
             missed=jnp.where(ran, 0, state.missed + block.count),
             text=None if state.text is None else state.text.append(block),
@@ -336,8 +386,14 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         state = dataclasses.replace(state, lookup=dataclasses.replace(state.lookup, own=own))
         repeated = (found.parent == ABSENT) & (params.forced != MEASURED)
         tokens = jnp.where(repeated, context.pending[:, None], found.tokens)
-        parent = jnp.where(repeated, tree.chain(self.num_nodes), found.parent)
-        return dataclasses.replace(found, tokens=tokens, parent=parent), state
+        parent = jnp.where(repeated, tree.chain(found.tokens.shape[1]), found.parent)
+        found = dataclasses.replace(found, tokens=tokens, parent=parent)
+        more = self.num_nodes - found.tokens.shape[1]
+        if more:
+            tokens = jnp.pad(found.tokens, ((0, 0), (0, more)))
+            parent = jnp.pad(found.parent, ((0, 0), (0, more)), constant_values=ABSENT)
+            found = Proposal(tokens, parent, point_mass=found.point_mass)
+        return found, state
 
     def _draft(
         self,
@@ -358,6 +414,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         shapes, _ = jax.eval_shape(propose, known.own)
         # No row takes these numbers, since a depth of 0 is that of rows without its drafts.
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        none = dataclasses.replace(none, tokens=none.tokens.at[:, 0].set(context.pending))
         text = state.text
 
         def turn(carry: tuple[Proposal, ArrayTree]) -> tuple[Proposal, ArrayTree]:

@@ -8,6 +8,7 @@ from jax import Array
 
 from specjax.contract import ArrayTree
 from specjax.proposers.adaptive.rates import Rates
+from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.own_text import OwnText
 
@@ -51,6 +52,8 @@ class AdaptiveState:
     weight: Array  # [B] of each row's tokens, where all rows take one option
     tried: Array  # [B] bool: was the last step a trial?
     together: Array  # [B] bool: do all rows take one option?
+    trees: TreeGains | None  # of a drafter of trees
+    last: LastTree | None
 
     def rates_by_part(self) -> dict[int, Rates]:
         """Returns the rates [B, ...] of the lookup (0) and of the drafter (1), if they exist."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Generic, TypeVar
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -13,7 +12,8 @@ from jax import Array
 from specjax._internal.checks import settle
 from specjax._internal.prefix_sums import running_sum
 from specjax.contract import Context, Loaded, StateT, Wrapper
-from specjax.types import ABSENT, Proposal
+from specjax.proposers.combine.keeping import best_nodes, ranked
+from specjax.types import Proposal
 
 _InnerT = TypeVar("_InnerT")
 
@@ -33,6 +33,10 @@ class CostAware(Wrapper[CostAwareParams[_InnerT], StateT, _InnerT]):
     A step with w nodes is expected to emit 1 + the sum of the chances of its w - 1 drafts, and
     takes `seconds` of that width.  Each row keeps the best nodes of the width at which the quotient
     is greatest.  The target then reads the narrowest width that holds the drafts of all rows.
+
+    Under independent draws (`rejection`) whether a draft is kept may not depend on its own token,
+    and so not on the chances of its descendants.  There a row takes the first width after which no
+    wider one pays, if all further drafts were as likely as the best of them.
 
     The chances are the drafter's estimates, `Proposal.chance`.  They depend only on the row, so a
     row's text does not depend on the rest of its batch.
@@ -72,31 +76,33 @@ class CostAware(Wrapper[CostAwareParams[_InnerT], StateT, _InnerT]):
         self, params: CostAwareParams[_InnerT], state: StateT, context: Context
     ) -> tuple[Proposal, StateT]:
         proposal, state = self.inner.propose(params.inner, state, context)
-        assert proposal.chance is not None  # `estimates`
-        parent = proposal.parent
-        chance = jnp.where(parent == ABSENT, 0.0, proposal.chance).at[:, 0].set(jnp.inf)
-        # A parent comes before its children and has at least their chance, and so has a better
-        # sibling, so the best nodes are a tree.
-        order = jnp.argsort(-chance, axis=1)
-        best = jnp.take_along_axis(chance, order, axis=1).at[:, 0].set(1.0)
-        gained = running_sum(best)[:, jnp.array(self.widths) - 1]
-        width = jnp.array(self.widths)[jnp.argmax(gained / params.seconds, axis=1)]
-        place = jnp.argsort(order, axis=1)
-        kept = (place < width[:, None]) & (chance > 0)
-        # In their old order, and before those that are left out.
-        moved = jnp.argsort(~kept, axis=1, stable=True)
-        index = jnp.argsort(moved, axis=1).astype(jnp.int32)
-        up = jnp.take_along_axis(index, jnp.maximum(parent, 0), axis=1)
-        up = jnp.where(kept & (parent != ABSENT), up, ABSENT)
+        best, place = ranked(proposal)
+        widths = jnp.array(self.widths)
+        gained = running_sum(best)[:, widths - 1]
+        if context.shared_noise:
+            chosen = jnp.argmax(gained / params.seconds, axis=1)
+        else:
+            chosen = _first_that_stops(best, gained, self.widths, params.seconds)
+        return best_nodes(proposal, place, widths[chosen]), state
 
-        def take(x: Array) -> Array:
-            return jax.vmap(lambda row, at: row[at])(x, moved)
 
-        made = dataclasses.replace(
-            proposal,
-            tokens=take(proposal.tokens),
-            parent=take(up),
-            logits=None if proposal.logits is None else take(proposal.logits),
-            chance=take(proposal.chance),
-        )
-        return made, state
+def _first_that_stops(best: Array, gained: Array, widths: tuple[int, ...], seconds: Array) -> Array:
+    """Returns [B]: the index of the first width after which no wider one promises more.
+
+    A node's token changes the chances of its descendants, which come after it.  So the nodes from
+    place w on are judged by the chance of the first of them, as if all were as likely: it depends
+    on the tokens of better nodes alone.
+
+    Args:
+      best: [B, N] chances of all nodes, best first.
+      gained: [B, W] their sum up to each width.
+      widths: ascending numbers of nodes.
+      seconds: [W] of a step with each.
+    """
+    sizes = jnp.array(widths)
+    following = best[:, sizes[:-1]]  # [B, W - 1] the chance of the first node left out
+    more = jnp.maximum(sizes - sizes[:-1, None], 0)  # [W - 1, W] nodes
+    hoped = (gained[:, :-1, None] + following[..., None] * more) / seconds
+    wider = sizes > sizes[:-1, None]
+    stops = ~((hoped > (gained / seconds)[:, :-1, None]) & wider).any(2)
+    return jnp.argmax(jnp.pad(stops, ((0, 0), (0, 1)), constant_values=True), axis=1)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import sampling
 from specjax._internal.checks import within
 from specjax.contract import Context, MemoryT, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import BlockShape
 from specjax.proposers.shapes.choice_tree import check_block_source
+from specjax.proposers.shapes.offered import offer
 from specjax.types import ABSENT, Proposal
 
 
@@ -88,7 +88,7 @@ class BestFirst(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
         zero = jnp.zeros((rows, 1), jnp.int32)
         # Candidates of all depths.
         tokens, parent = context.pending[:, None], zero + ABSENT
-        value = jnp.zeros((rows, 1), jnp.float32)
+        value = given = jnp.zeros((rows, 1), jnp.float32)
         # Those that get children: indices of candidates, their values, and their paths.
         frontier, worth = zero, value
         paths = jnp.zeros((rows, 1, 0), jnp.int32)
@@ -111,11 +111,14 @@ class BestFirst(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
             node = jnp.arange(numbered, numbered + parents)
             numbered += parents
             noise = context.noise(node, jnp.full(parents, depth))
-            chance, best = _offer(logits, warped, noise, width, context.shared_noise)
+            found, chance, best = offer(logits, warped, noise, width, context)
             if goes_on is not None:
                 chance = jnp.where(goes_on[..., None], chance, -jnp.inf)
             new = (worth[..., None] + chance).reshape(rows, -1)
-            best = jnp.broadcast_to(best, (rows, expanded, width)).reshape(rows, -1)
+            best, found = (
+                jnp.broadcast_to(x, (rows, expanded, width)).reshape(rows, -1)
+                for x in (best, found)
+            )
 
             worth, at = jax.lax.top_k(new, kept)
             up = at // width
@@ -123,6 +126,7 @@ class BestFirst(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
             tokens = jnp.concatenate([tokens, _take(best, at)], axis=1)
             parent = jnp.concatenate([parent, _take(frontier, up)], axis=1)
             value = jnp.concatenate([value, worth], axis=1)
+            given = jnp.concatenate([given, _take(found, at)], axis=1)
             if depth + 1 == self.max_depth:
                 continue
             count = self._levels[depth + 1][0]
@@ -142,7 +146,8 @@ class BestFirst(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
         parents = jnp.where(present, parents, ABSENT).at[:, 0].set(ABSENT)
         logits = self._drawn_from(drawn, chosen) if context.wants_logits else None
         chance = jnp.exp(_take(value, chosen))
-        proposal = Proposal(_take(tokens, chosen), parents, logits, chance=chance)
+        given = _take(given, chosen)
+        proposal = Proposal(_take(tokens, chosen), parents, logits, chance=chance, given=given)
         return proposal, source.end(reading)
 
     def _drawn_from(self, drawn: list[Array], chosen: Array) -> Array:
@@ -160,18 +165,6 @@ class BestFirst(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
         every = jnp.concatenate(drawn, axis=1)
         row_of = np.minimum(np.concatenate(at), every.shape[1] - 1)
         return jax.vmap(_rows)(every, jnp.asarray(row_of)[chosen])
-
-
-def _offer(
-    logits: Array, warped: Array, noise: Array, width: int, shared_noise: bool
-) -> tuple[Array, Array]:
-    """Returns the log-probabilities [B, M, width] of each parent's children, and the children."""
-    score = sampling.scores(logits, warped, noise)
-    if shared_noise:
-        return sampling.top_k(jax.nn.log_softmax(score), width)
-    # By rank and not by token: a value must not depend on what was drawn.
-    ranked = jax.nn.log_softmax(sampling.scores(logits, warped, 0.0))
-    return sampling.top_k(ranked, width)[0], sampling.top_k(score, width)[1]
 
 
 def _take(x: Array, index: Array) -> Array:

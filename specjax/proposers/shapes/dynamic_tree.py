@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import sampling, tree
+from specjax import tree
 from specjax._internal.checks import counts, within
+from specjax._internal.control_flow import apply_if
 from specjax.contract import Context, ParamsT, ReadingT, StateT
 from specjax.proposers.shapes.base import Shape
+from specjax.proposers.shapes.offered import offer
 from specjax.types import ABSENT, Proposal
 
 
@@ -23,11 +25,20 @@ class DynamicTree(Shape[ParamsT, StateT, ReadingT]):
     nodes of greatest value are proposed.  Parents are traced, so every row and step has a tree of
     its own, in one compiled program.
 
-    Under shared noise, the probabilities are those after the noise is added, since proposer and
-    rule both have it.  Under independent draws no noise is added: the best nodes are a function of
-    the text, so they are proposed as point masses.
+    The definition of a value depends on the rule's noise, as in `BestFirst`:
 
-    Reference: Li et al. 2024 (EAGLE-2), arXiv 2406.16858, section 4: expansion and reranking.
+    - Under shared noise, the probabilities are those after the noise is added, since proposer and
+      rule both have it.
+    - Under independent draws every parent's children are samples without replacement, drawn with
+      noise of their own.  The r-th child counts with the r-th greatest probability after its
+      parent.  So a node's presence may depend on the drafts above it, on its better siblings and on
+      other branches, but not on its own token: `rejection` stays exact.
+
+    With `Context.depth` levels below it are left out, with their passes, and of each row those
+    below its `Context.num_drafts`.
+
+    Reference: Li et al. 2024 (EAGLE-2), arXiv 2406.16858, section 4: expansion and reranking; for
+    drafts without replacement, Jeon et al. 2024, arXiv 2402.14160.
 
     Example:
       >>> drafter = specjax.make_drafter(target, draft, DynamicTree, depth=4, num_nodes=16)
@@ -37,7 +48,6 @@ class DynamicTree(Shape[ParamsT, StateT, ReadingT]):
     width: int = 4
     num_nodes: int = 16  # proposed nodes, the root included
     is_chain = False
-    point_mass = True
     estimates = True
 
     def __post_init__(self) -> None:
@@ -64,10 +74,11 @@ class DynamicTree(Shape[ParamsT, StateT, ReadingT]):
 
         # Candidates of all levels.  `parent` indexes into them; `value` is a log-probability.
         tokens, parent = context.pending[:, None], root + ABSENT
-        value = jnp.zeros((rows, 1), jnp.float32)
+        value = given = jnp.zeros((rows, 1), jnp.float32)
         # The expanded candidates.  `above` is their parent, as an index into `expanded`; `frontier`
         # are those expanded last.
         expanded, above, frontier, new = root, root + ABSENT, root, value
+        drawn = []
         for level in range(self.depth):
             if level > 0:
                 _, best = jax.lax.top_k(new, width)
@@ -83,32 +94,85 @@ class DynamicTree(Shape[ParamsT, StateT, ReadingT]):
                 depth = jnp.repeat(jnp.arange(level), width)
                 mask = jax.vmap(tree.ancestor_mask)(above)[:, 1:, 1:]
                 nodes = _take(tokens, expanded[:, 1:])
-                reading, logits = self.source.read_tree(params, reading, nodes, last, depth, mask)
-            noise: Array = jnp.zeros(())
-            if context.shared_noise:
-                noise = context.noise(jnp.array([0]), jnp.array([level]))
+                wanted = None if context.depth is None else context.depth > level
+                reading, logits = self._read(params, reading, (nodes, last, depth, mask), wanted)
             paths = jax.vmap(tree.path_tokens, (0, 0, None))(tokens, parent, level)
             warped = context.warp(logits, jnp.take_along_axis(paths, frontier[..., None], axis=1))
-            chance, best = sampling.top_k(
-                jax.nn.log_softmax(sampling.scores(logits, warped, noise)), width
-            )
+            drawn.append(warped)
+            # Every parent has the noise of its depth, or its own.
+            parents = 1 if context.shared_noise else frontier.shape[1]
+            node = jnp.arange(expanded.shape[1] - frontier.shape[1], expanded.shape[1])[:parents]
+            noise = context.noise(node, jnp.full(parents, level))
+            found, chance, best = offer(logits, warped, noise, width, context)
+            if context.depth is not None:
+                chance = jnp.where(_goes_deeper(context, level), chance, -jnp.inf)
             new = (_take(value, frontier)[..., None] + chance).reshape(rows, -1)
             tokens = jnp.concatenate([tokens, best.reshape(rows, -1)], axis=1)
             parent = jnp.concatenate([parent, jnp.repeat(frontier, width, axis=1)], axis=1)
             value = jnp.concatenate([value, new], axis=1)
+            given = jnp.concatenate([given, found.reshape(rows, -1)], axis=1)
 
         # A parent's value is at least that of its child, and it comes first (top_k breaks ties by
-        # index), so the best candidates form a tree.
+        # index), so the best candidates form a tree.  Those of value -inf are in levels left out.
         _, chosen = jax.lax.top_k(value, self.num_nodes)
         chosen = jnp.sort(chosen, axis=1)
         parents = jax.vmap(jnp.searchsorted)(chosen, _take(parent, chosen)).astype(jnp.int32)
+        parents = jnp.where(_take(value, chosen) > -jnp.inf, parents, ABSENT)
         nodes, parent = _take(tokens, chosen), parents.at[:, 0].set(ABSENT)
         known = self.source.known(params, reading, nodes)
         if known is not None:
             parent = jax.vmap(tree.prune)(parent, known)
-        chance = jnp.exp(_take(value, chosen))
-        proposal = Proposal(nodes, parent, point_mass=not context.shared_noise, chance=chance)
+        made = None
+        if context.wants_logits:
+            # The row of each expanded candidate; the others have no children, and get any row.
+            row = jnp.zeros(tokens.shape, jnp.int32)
+            row = jax.vmap(lambda row, at: row.at[at].set(jnp.arange(len(at))))(row, expanded)
+            every = jnp.concatenate(drawn, axis=1)
+            made = jax.vmap(lambda x, at: x[at])(every, _take(row, chosen))
+        proposal = Proposal(
+            nodes, parent, made, chance=jnp.exp(_take(value, chosen)), given=_take(given, chosen)
+        )
         return proposal, self.source.end(params, state, reading, proposal)
+
+    def _read(
+        self,
+        params: ParamsT,
+        reading: ReadingT,
+        level: tuple[Array, Array, Array, Array],
+        wanted: Array | None,
+    ) -> tuple[ReadingT, Array]:
+        """Returns `Source.read_tree` of a level, without the pass where `wanted` [] is False."""
+
+        def read(known: ReadingT) -> tuple[ReadingT, Array]:
+            return self.source.read_tree(params, known, *level)
+
+        if wanted is None:
+            return read(reading)
+
+        # A leaf of the reading may grow with each level.  The others are updated in place.
+        def same(old: Array, new: Array | jax.ShapeDtypeStruct) -> bool:
+            return old.shape == new.shape and old.dtype == new.dtype
+
+        shapes, row = jax.eval_shape(read, reading)
+        start = jax.tree.map(
+            lambda old, new: old if same(old, new) else jnp.zeros(new.shape, new.dtype),
+            reading,
+            shapes,
+        )
+
+        def turn(carry: tuple[ReadingT, Array]) -> tuple[ReadingT, Array]:
+            known = jax.tree.map(lambda new, old: new if same(old, new) else old, carry[0], reading)
+            return read(known)
+
+        return apply_if(wanted, turn, (start, jnp.zeros(row.shape, row.dtype)))
+
+
+def _goes_deeper(context: Context, level: int) -> Array:
+    """Returns [B or 1, 1, 1] bool: whether a row has drafts at this level, counted from 0."""
+    deep = jnp.ones(1, bool)
+    for most in (context.depth, context.num_drafts):
+        deep = deep if most is None else deep & (most > level)
+    return deep[:, None, None]
 
 
 def _take(x: Array, index: Array) -> Array:

@@ -25,8 +25,8 @@ class StaticTree(Shape[ParamsT, StateT, ReadingT]):
 
     Siblings are the tokens of greatest logit + noise.  Under shared noise those are the best
     predictions of the target's own draw.  With separate noise for each node, they are a sample
-    without replacement (Gumbel-top-k).  At temperature 0 all siblings can be accepted under
-    `match`; under `rejection` the first child has all the mass, and the others are never accepted.
+    without replacement (Gumbel-top-k).  Siblings beyond the tokens that can be drawn, as at
+    temperature 0, are the next best ones, and can be accepted too.
 
     The source reads a level in one pass.  That pass reads the levels above again, since its tokens
     attend only to committed tokens and to those of the same pass.  So a proposal costs one pass for

@@ -1,0 +1,289 @@
+"""python -m bench.trees: are learned trees chosen well?  Counts of a head on the shipped target.
+
+The first table has the tokens a pass of chains and trees of one head at equal numbers of nodes: the
+tree of its most probable tokens (as point masses, the tree of EAGLE-2), the tree of this library
+as its probabilities choose it, and the one that learns (`calibrated`).  These are counts, so they
+are the same on every machine.
+
+The second table compares `adaptive` over the tree with every fixed chain and tree of the same
+head.  The time of a step comes from a model of costs, in passes of the target over one token:
+
+    step = 1 + nodes * --token + levels * --draft-cost
+
+With `--rate` the acceptance is imposed (`SyntheticAcceptance`): the first draft of each level is
+accepted at that rate, whatever the head says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from bench.command import Report, run
+from specjax._internal.checks import whole
+from specjax.contract import Context, Proposer, Rule, Wrapper
+from specjax.drafters import Drafter, arrange, widths_of
+from specjax.generation import encode_file
+from specjax.measure import measure
+from specjax.options import fields
+from specjax.options.command import parse
+from specjax.proposers import (
+    MEASURED,
+    Adaptive,
+    AdaptiveParams,
+    Calibrated,
+    Chain,
+    DynamicTree,
+)
+from specjax.types import Arrays, Params, Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class TreesOptions(fields.Options):
+    """The options of `python -m bench.trees`."""
+
+    target: str = fields.option("checkpoints/pycode/target", "folder of the target")
+    drafter: str = fields.option("checkpoints/pycode/eagle3", "folder of the head")
+    prompts: str = fields.option("checkpoints/pycode/prompts.jsonl", "prompts, JSON lines")
+    limit_prompts: int = fields.count(13, "prompts of the first table; 0 leaves it out", 0)
+    new_tokens: int = fields.count(128, "tokens of a text")
+    rule: tuple[str, ...] = fields.option(
+        ("match", "rejection"), "rules", choices=("match", "rejection")
+    )
+    temperature: tuple[float, ...] = fields.option((0.0, 1.0), "temperatures")
+    num_nodes: tuple[int, ...] = fields.option((9, 17), "nodes of a tree, the root included")
+    depth: int = fields.count(8, "levels of a tree")
+    width: int = fields.count(4, "children of a node", 2)
+    draft_cost: tuple[float, ...] = fields.option(
+        (0.02, 0.1, 0.3), "passes of the target that a level of drafts takes"
+    )
+    token: tuple[float, ...] = fields.option(
+        (0.003, 0.02, 0.1), "passes of the target that another node adds to a pass"
+    )
+    rate: tuple[float, ...] = fields.option((0.3, 0.6, 0.9), "imposed acceptance rates")
+    chosen_prompts: int = fields.count(4, "prompts of the second table; 0 leaves it out", 0)
+    json: str | None = fields.option(None, "write the rows to this file")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for nodes in self.num_nodes:
+            whole("--num-nodes", nodes, 2, 2**31 - 1, "at least 2, the root included")
+
+
+@dataclasses.dataclass(frozen=True)
+class PointMasses(Wrapper):
+    """The most probable tokens of a tree, and no draws: EAGLE-2's tree under any rule."""
+
+    def __post_init__(self) -> None:
+        self.declare_like(point_mass=True)
+
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+        if not context.shared_noise:
+            context = dataclasses.replace(context, draw=_Still(context.draw), wants_logits=False)
+        proposal, state = self.inner.propose(params, state, context)
+        return dataclasses.replace(
+            proposal, logits=None, point_mass=not context.shared_noise
+        ), state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class _Still:
+    """A draw without noise."""
+
+    draw: Arrays
+
+    def noise(self, node: jax.Array, depth: jax.Array) -> jax.Array:
+        return jnp.zeros_like(self.draw.noise(node, depth))
+
+
+def counted(options: TreesOptions) -> list[Report]:
+    """Returns the tokens a pass of each form, for each rule, temperature and number of nodes."""
+    target, prompts, head = _loaded(options)
+    prompts, rows = prompts[: options.limit_prompts], []
+    for nodes in options.num_nodes:
+        shape = {"depth": options.depth, "width": options.width, "num_nodes": nodes}
+        forms = {
+            "chain": head.shaped(Chain, num_drafts=min(nodes - 1, options.depth)),
+            "most probable": head.shaped(lambda s, **k: PointMasses(DynamicTree(s, **k)), **shape),
+            "drawn": head.shaped(DynamicTree, **shape),
+            "learned": head.shaped(lambda s, **k: Calibrated(DynamicTree(s, **k)), **shape),
+        }
+        for rule in options.rule:
+            for name, drafter in forms.items():
+                if rule == "match" and name == "most probable":
+                    continue  # under shared noise it is the drawn tree
+                decoder, params = _decoder(options, target, drafter, specjax.RULES[rule](), prompts)
+                for temperature in options.temperature:
+                    counts = measure(
+                        decoder, params, prompts, options.new_tokens, batch=len(prompts),
+                        settings={"temperature": temperature}, seed=0,
+                    ).counts  # fmt: skip
+                    rows.append(
+                        {"nodes": nodes, "rule": rule, "temperature": temperature, "form": name,
+                         "tokens_per_pass": float(counts.emitted.sum() / counts.passes.sum())}
+                    )  # fmt: skip
+                    print(rows[-1], flush=True)
+    return rows
+
+
+def chosen(options: TreesOptions) -> list[Report]:
+    """Returns the speed of `adaptive` over the best fixed option, for each acceptance and cost."""
+    target, prompts, head = _loaded(options)
+    prompts, most = prompts[: options.chosen_prompts], max(options.num_nodes)
+    widths = widths_of(most - 1)
+    chains = widths_of(options.depth)
+    tree = head.shaped(
+        DynamicTree, depth=options.depth, width=options.width, num_nodes=most
+    ).proposer
+    chain = head.shaped(Chain, num_drafts=options.depth).proposer
+    kinds: list[tuple[str, Rule, float]] = [
+        *((f"temperature {t:g}", specjax.Match(), t) for t in options.temperature),
+        *((f"rate {r:g}", specjax.SyntheticAcceptance(rate=r), 0.0) for r in options.rate),
+    ]
+    rows: list[Report] = []
+    for kind, rule, temperature in kinds:
+        ways = {
+            "tree": Adaptive(None, Calibrated(tree), widths),
+            "chain": Adaptive(None, chain, chains),
+        }
+        made = {
+            name: _Choices(options, target, head, proposer, rule, temperature, prompts)
+            for name, proposer in ways.items()
+        }
+        fixed = {
+            (name, option): way.steps(option=index)
+            for name, way in made.items()
+            for index, option in enumerate(way.proposer.options)
+        }
+        for token in options.token:
+            for draft in options.draft_cost:
+                costs = {name: way.costs(token, draft) for name, way in made.items()}
+                times = {key: float(np.sum(count * costs[key[0]])) for key, count in fixed.items()}
+                best = min(times, key=lambda key: times[key])
+                spent = float(np.sum(made["tree"].steps(costs["tree"]) * costs["tree"]))
+                rows.append(
+                    {"acceptance": kind, "token": token, "draft_cost": draft,
+                     "best": f"{best[0]} of {best[1][1]}" if best[1][1] else "plain",
+                     "over_best": times[best] / spent,
+                     "over_plain": times["tree", ("plain", 0)] / spent}
+                )  # fmt: skip
+                print(rows[-1], flush=True)
+    return rows
+
+
+class _Choices:
+    """Texts of an `Adaptive` proposer, whose steps are counted by option."""
+
+    def __init__(
+        self, options: TreesOptions, target: specjax.LanguageModel, head: Drafter,
+        proposer: Adaptive, rule: Rule, temperature: float, prompts: Sequence[Sequence[int]],
+    ) -> None:  # fmt: skip
+        self.proposer, self._prompts, self._new = proposer, prompts, options.new_tokens
+        self._temperature = temperature
+        self._decoder, self._params = _decoder(options, target, head, rule, prompts, proposer)
+
+    def costs(self, token: float, draft: float) -> np.ndarray:
+        """Returns [O]: a step with each option, by the model of costs."""
+        return np.array(
+            [
+                1 + (drafts + 1) * token + min(drafts, self.proposer.max_depth) * draft
+                for _, drafts in self.proposer.options
+            ],
+            np.float32,
+        )
+
+    def steps(self, costs: np.ndarray | None = None, option: int = MEASURED) -> np.ndarray:
+        """Returns [O]: the steps with each option, chosen by costs, or all of them with one."""
+        known = np.ones(len(self.proposer.options), np.float32) if costs is None else costs
+        counts, prior = np.zeros(len(known)), np.array([0.5, 0.4])
+        for prompt in self._prompts:
+            own = AdaptiveParams(
+                lookup=None, drafter=self._params.proposer, seconds=jnp.asarray(known),
+                forced=jnp.array(option, jnp.int32), prior=jnp.asarray(prior, jnp.float32),
+                pause=jnp.full(2, 2, jnp.int32),
+            )  # fmt: skip
+            params = Params(self._params.target, own)
+            state = self._decoder.prefill(
+                params, np.array([prompt], np.int32), np.array([len(prompt)], np.int32),
+                limit=np.array([len(prompt) + self._new], np.int32),
+                sampling=specjax.Sampling.create(1, temperature=self._temperature),
+                key=jax.random.split(specjax.make_key(0), 1),
+            )  # fmt: skip
+            while not bool(state.done.all()):
+                state = self._decoder.run(params, state, 1)
+                drafts = int(state.proposer.offered.max())
+                counts[self._option(drafts)] += 1
+            judged, accepted = np.asarray(state.proposer.rates.slow).sum((0, 1))
+            prior[1] = (accepted + 40 * prior[1]) / (judged + 40)
+        return counts
+
+    def _option(self, drafts: int) -> int:
+        if drafts == 0:
+            return 0
+        width = next(width for width in self.proposer.widths if width > drafts)
+        return self.proposer.options.index(("drafter", width - 1))
+
+
+def _loaded(
+    options: TreesOptions,
+) -> tuple[specjax.LanguageModel, list[list[int]], Drafter]:
+    target = specjax.load(options.target, "float32")
+    prompts = encode_file(target, pathlib.Path(options.prompts))
+    return target, prompts, arrange(specjax.load_drafter(options.drafter, target), options.depth)
+
+
+def _decoder(
+    options: TreesOptions, target: specjax.LanguageModel, drafter: Drafter, rule: Rule,
+    prompts: Sequence[Sequence[int]], proposer: Proposer | None = None,
+) -> tuple[specjax.Decoder, Params]:  # fmt: skip
+    made = drafter.proposer if proposer is None else proposer
+    room = max(max(map(len, prompts)) + options.new_tokens, made.num_nodes)
+    # Without an end of text, since texts of another acceptance would end elsewhere.
+    decoder = specjax.Decoder(target.model, made, rule, (), room)
+    rows = len(prompts) if proposer is None else 1
+    return decoder, Params(target.params, drafter.arrays(target, rows))
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse(TreesOptions, argv, __doc__, "python -m bench.trees")
+    first = counted(options) if options.limit_prompts else []
+    second = chosen(options) if options.chosen_prompts else []
+    print(table(first, second))
+    if options.json:
+        text = json.dumps({"counted": first, "chosen": second}, indent=1)
+        pathlib.Path(options.json).write_text(text + "\n")
+
+
+def table(first: Sequence[Report], second: Sequence[Report]) -> str:
+    """Returns both tables as Markdown, and the least of the second."""
+    lines = ["| nodes | rule | temperature | form | tokens a pass |", "|" + "---|" * 5]
+    lines = lines if first else []
+    lines += [
+        f"| {r['nodes']} | {r['rule']} | {r['temperature']:g} | {r['form']} "
+        f"| {r['tokens_per_pass']:.3f} |"
+        for r in first
+    ]
+    if second:
+        head = "| acceptance | token | draft cost | best fixed | over the best | over plain |"
+        lines += ["", head, "|" + "---|" * 6]
+        lines += [
+            f"| {r['acceptance']} | {r['token']:g} | {r['draft_cost']:g} | {r['best']} "
+            f"| {r['over_best']:.3f} | {r['over_plain']:.3f} |"
+            for r in second
+        ]
+        least = min(r["over_best"] for r in second)
+        below = sum(r["over_best"] < 0.98 for r in second)
+        lines += ["", f"least over the best: {least:.3f}; below 0.98: {below} of {len(second)}"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,102 @@
+"""`Adaptive` over a tree: what its best nodes gave, and which number of them a step takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from table_sources import TableSource
+from toys import TABLES as toys
+from toys import adaptive
+
+from specjax import RULES, Decoder, DynamicTree, Params
+from specjax.proposers import Adaptive, Calibrated
+from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
+
+WIDTHS, DEPTH = (1, 2, 4, 7), 3
+
+
+def naive(tokens, parent, place, text, pending):
+    """The accepted drafts of a row with each width, by a walk down the kept nodes."""
+    wanted, found = [*text[1:], pending], []
+    for width in WIDTHS:
+        node = depth = 0
+        while depth < len(wanted):
+            below = [
+                n
+                for n in range(1, len(tokens))
+                if parent[n] == node and place[n] < width and tokens[n] == wanted[depth]
+            ]
+            if not below:
+                break
+            node, depth = below[0], depth + 1
+        found.append(depth)
+    return found
+
+
+def test_what_each_number_of_nodes_would_have_given():
+    """Random trees and texts, beside a walk; of a tree that was not drafted nothing is known."""
+    rng, rows = np.random.default_rng(0), 60
+    parent = np.array([[-1, *(rng.integers(0, n) for n in range(1, 7))] for _ in range(rows)])
+    parent = parent.astype(np.int32)
+    tokens = rng.integers(0, 3, (rows, 7)).astype(np.int32)
+    for row in range(rows):  # siblings are distinct
+        for n in range(1, 7):
+            tokens[row, n] = sum(parent[row, m] == parent[row, n] for m in range(1, n))
+    chance = np.ones((rows, 7))
+    for n in range(1, 7):  # parents come first
+        chance[:, n] = chance[np.arange(rows), parent[:, n]] * rng.random(rows)
+    place = np.argsort(np.argsort(-chance, axis=1), axis=1)
+    text = rng.integers(0, 2, (rows, DEPTH + 1)).astype(np.int32)
+    text[:, 0] = tokens[:, 0]
+    count, pending = rng.integers(0, DEPTH + 1, rows), rng.integers(0, 2, rows)
+    depth = rng.integers(0, DEPTH + 1, rows)
+    last = LastTree(*map(jnp.asarray, (tokens, parent, place, depth, text, count)))
+    accepted, known = last.outcome(WIDTHS, jnp.asarray(pending, jnp.int32))
+    for row in range(rows):
+        levels = [min(width - 1, DEPTH) for width in WIDTHS]
+        sure = [count[row] > 0 and 0 < depth[row] >= level for level in levels]
+        assert known[row].tolist() == sure
+        if count[row]:
+            walked = naive(
+                tokens[row], parent[row], place[row], text[row, : count[row]], pending[row]
+            )
+            assert accepted[row].tolist() == walked
+
+
+def test_a_known_number_of_nodes_tells_of_a_wider_one():
+    """Means win over guesses, and more nodes never promise less."""
+    start = TreeGains.start(1, WIDTHS)
+    before = start.tokens(WIDTHS, DEPTH, jnp.float32(0.4))[0]
+    np.testing.assert_allclose(before[:2], [1.0, 1.75], atol=0.01)
+    assert (np.diff(before) > 0).all()
+    known = start
+    for _ in range(200):
+        known = known.after(jnp.array([[0.0, 0.9, 0, 0]]), jnp.array([[True, True, False, False]]))
+    after = known.tokens(WIDTHS, DEPTH, jnp.float32(0.4))[0]
+    assert after[1] == pytest.approx(1.9, abs=0.05)
+    assert after[2] > before[2]  # a chain of three at a rate of 0.9 gives 2.4 drafts
+    for _ in range(200):
+        known = known.after(jnp.array([[0, 0.9, 1.0, 1.1]]), jnp.ones((1, 4), bool))
+    np.testing.assert_allclose(
+        known.tokens(WIDTHS, DEPTH, jnp.float32(0.4))[0], [1, 1.9, 2, 2.1], atol=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("sign", "seconds", "least", "most"),
+    [
+        (1.0, (1.0, 1.02, 1.04, 1.06), 1.3, 9.0),  # drafts cost little, and some are right
+        (-1.0, (1.0, 1.5, 2.0, 3.0), 1.0, 1.4),  # they are wrong, and dear
+    ],
+)
+def test_a_tree_is_drafted_where_it_pays(sign, seconds, least, most):
+    """By costs that are data, in one program; the text is that of plain decoding."""
+    proposer = Adaptive(None, Calibrated(DynamicTree(TableSource(toys.VOCAB), 3, 2, 7)), WIDTHS)
+    dec = Decoder(toys.model(), proposer, RULES["match"](), (toys.EOS,), toys.CAPACITY)
+    table = sign * toys.CASES["table dynamic tree"][1]
+    params = Params(toys.weights(), adaptive(seconds, table))
+    state = jax.device_get(dec.run(params, toys.prefill(dec, params)).replace(key=None))
+    tokens = state.stats.emitted.sum() / state.stats.target_passes.sum()
+    assert least <= tokens <= most
+    assert (state.stats.drafting < state.stats.target_passes).any() or sign > 0
+    assert toys.texts(state) == toys.decoded("none", "match")[0]
