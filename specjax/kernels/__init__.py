@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     )
     from specjax.kernels.grouped import coding_of, few_rows_of_codes, takes_codes
     from specjax.kernels.narrow import (
+        few_rounded_rows,
         few_rows,
         few_rows_of,
         most_rows,
         takes,
+        takes_rounded,
         takes_stacked,
     )
     from specjax.kernels.paging import (
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         writes_pages,
     )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
+    from specjax.kernels.randomness import random_bits, takes_random_bits
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -51,6 +54,7 @@ __all__ = [
     "few_queries",
     "few_queries_of_pages",
     "few_queries_on_gpu",
+    "few_rounded_rows",
     "few_rows",
     "few_rows_of",
     "few_rows_of_codes",
@@ -58,6 +62,7 @@ __all__ = [
     "least_kept_on_gpu",
     "most_rows",
     "parts_of_products",
+    "random_bits",
     "summed_norm_on_gpu",
     "takes",
     "takes_attention",
@@ -65,6 +70,8 @@ __all__ = [
     "takes_codes",
     "takes_experts_on_gpu",
     "takes_pages",
+    "takes_random_bits",
+    "takes_rounded",
     "takes_stacked",
     "together",
     "usable",

@@ -78,7 +78,7 @@ class _Kernel:
 def _round(x: Array) -> tuple[Array, Array]:
     """Rounds [..., K] to int8 [..., K] and float32 [..., 1], one scale per row."""
     x = x.astype(jnp.float32)
-    scale = jnp.abs(x).max(-1, keepdims=True) / _LARGEST
+    scale = jnp.abs(x).max(-1, keepdims=True) * jnp.float32(1 / _LARGEST)
     scale = jnp.where(scale == 0, 1, scale)
     return jnp.round(x / scale).astype(jnp.int8), scale
 
@@ -109,12 +109,12 @@ def _dot_general(
     other: Callable[..., Array],
     few: bool,
 ) -> Array:
-    """Returns `other`, and with `few` the kernels of `specjax.kernels` that take an `Int8`."""
+    """Returns `other`, or the product with an `Int8`; with `few` by kernels of `specjax.kernels`."""
     if not isinstance(kernel, _Kernel):
         return other(x, kernel, dimensions)
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
         raise ValueError(f"an int8 kernel contracts x's last axis with its first, not {dimensions}")
-    rounded, scale = _round(x)
+    stored = kernel.stored
 
     def product(x: Array, values: Array) -> Array:
         # With its axes kept.  A TPU would write the logits of flat rows again to part the axes.
@@ -128,9 +128,19 @@ def _dot_general(
         padding = ((0, 1 if len(rows) == 1 else 0), (0, 0))
         return product(jnp.pad(rows, padding), values)[: len(rows)].reshape(*x.shape[:-1], -1)
 
-    summed = on_cpu(flat, product, rounded, kernel.stored.values)
-    y = summed.astype(jnp.float32) * scale * kernel.stored.scale
-    return y.astype(x.dtype)
+    def scaled(x: Array, stored: Int8, product: Callable[..., Array]) -> Array:
+        rounded, scale = _round(x)
+        return product(rounded, stored.values).astype(jnp.float32) * scale * stored.scale
+
+    def cpu(x: Array, stored: Int8) -> Array:
+        if few and kernels.takes_rounded(x.size // x.shape[-1], stored.values):
+            return kernels.few_rounded_rows(x, stored.values, stored.scale)
+        return scaled(x, stored, flat)
+
+    def accelerator(x: Array, stored: Int8) -> Array:
+        return scaled(x, stored, product)
+
+    return on_cpu(cpu, accelerator, x, stored).astype(x.dtype)
 
 
 _INT8: dict[Callable[..., Array], Callable[..., Array]] = {
