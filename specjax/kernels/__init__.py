@@ -1,10 +1,10 @@
-"""Products and attention of few rows on a CPU, compiled by LLVM.
+"""Products and attention of few rows, and random bits, on a CPU, compiled by LLVM.
 
 A step of decoding multiplies a few rows with every weight, so its least time is that of reading the
 weights.  XLA:CPU comes close to that only for a single row of float32.  These kernels read each
 weight from memory once, and the bits of a row do not depend on the number of rows.  The same holds
-for the keys and values of a cache.  Attention, packed matrices and experts have kernels for a GPU
-too (`gpu_attention.py`, `gpu_codes.py`, `gpu_experts.py`).
+for the keys and values of a cache.  Random bits are those of JAX.  Attention, packed matrices and
+experts have kernels for a GPU too (`gpu_attention.py`, `gpu_codes.py`, `gpu_experts.py`).
 """
 
 from typing import TYPE_CHECKING

@@ -4,9 +4,9 @@
     xq = round(x / sx),  sx[m] = max_i |x[m, i]| / 127
 
 The sum is exact in int32, so a row of y depends bit for bit only on its own row of x.  Kernels are
-stored as [out, in], which XLA:CPU multiplies faster than [in, out].  On a CPU a single row is
-padded to two, because a single row takes ten times as long.  (qwix, which quantises Flax models
-too, does not pad it, and imports `flax.nnx`.)
+stored as [out, in], which XLA:CPU multiplies faster than [in, out].  On a CPU few rows are rounded
+and multiplied by one kernel.  Without it a single row is padded to two, because XLA takes ten times
+as long for one.  (qwix, which quantises Flax models too, does not pad it, and imports `flax.nnx`.)
 
 Quantising the draft changes how many drafts are accepted, never the text.  A quantised target is a
 different model from the original, and its texts differ.
@@ -109,7 +109,10 @@ def _dot_general(
     other: Callable[..., Array],
     few: bool,
 ) -> Array:
-    """Returns `other`, or the product with an `Int8`; with `few` by kernels of `specjax.kernels`."""
+    """Returns `other`, or the product with an `Int8`.
+
+    With `few` the kernels of `specjax.kernels` multiply few rows.
+    """
     if not isinstance(kernel, _Kernel):
         return other(x, kernel, dimensions)
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
