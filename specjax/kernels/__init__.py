@@ -38,6 +38,12 @@ if TYPE_CHECKING:
         writes_pages,
     )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
+    from specjax.kernels.tpu_pages import (
+        few_queries_of_pages_on_tpu,
+        takes_pages_on_tpu,
+        write_pages_on_tpu,
+        writes_pages_on_tpu,
+    )
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -50,6 +56,7 @@ __all__ = [
     "few_experts_on_gpu",
     "few_queries",
     "few_queries_of_pages",
+    "few_queries_of_pages_on_tpu",
     "few_queries_on_gpu",
     "few_rows",
     "few_rows_of",
@@ -65,9 +72,12 @@ __all__ = [
     "takes_codes",
     "takes_experts_on_gpu",
     "takes_pages",
+    "takes_pages_on_tpu",
     "takes_stacked",
     "together",
     "usable",
     "write_pages",
+    "write_pages_on_tpu",
     "writes_pages",
+    "writes_pages_on_tpu",
 ]
