@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
     from specjax.kernels.randomness import random_bits, takes_random_bits
+    from specjax.kernels.tpu_pages import (
+        few_queries_of_pages_on_tpu,
+        takes_pages_on_tpu,
+        write_pages_on_tpu,
+        writes_pages_on_tpu,
+    )
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -53,6 +59,7 @@ __all__ = [
     "few_experts_on_gpu",
     "few_queries",
     "few_queries_of_pages",
+    "few_queries_of_pages_on_tpu",
     "few_queries_on_gpu",
     "few_rounded_rows",
     "few_rows",
@@ -70,11 +77,14 @@ __all__ = [
     "takes_codes",
     "takes_experts_on_gpu",
     "takes_pages",
+    "takes_pages_on_tpu",
     "takes_random_bits",
     "takes_rounded",
     "takes_stacked",
     "together",
     "usable",
     "write_pages",
+    "write_pages_on_tpu",
     "writes_pages",
+    "writes_pages_on_tpu",
 ]
