@@ -148,6 +148,14 @@ class FleetOptions(Options):
         "beginning of its prompt, spread the shorter queue", choices=("prefix", "spread"),
     )  # fmt: skip
     pin: bool = option(False, "bind replica k to core k")
+    patience: float = option(
+        120.0, "seconds that a request waits for a replica while none serves; then it gets 503",
+        metavar="SECONDS",
+    )  # fmt: skip
+    attempts: int = option(
+        8, "replicas that may end at a request in a row, without a new token; then it gets 503",
+        metavar="N",
+    )  # fmt: skip
     otlp_traces_endpoint: str | None = option(
         None, "collector of OpenTelemetry that gets a span for each text", metavar="URL"
     )
@@ -215,7 +223,7 @@ def _check(arguments: ServeOptions) -> None:
     numbers = {
         "--max-body": arguments.max_body, "--max-texts": arguments.max_texts,
         "--slots": arguments.slots, "--replicas": 1 if alone else arguments.replicas,
-        **({} if alone else {"--waiting": arguments.waiting}),
+        **({} if alone else {"--waiting": arguments.waiting, "--attempts": arguments.attempts}),
     }  # fmt: skip
     settle(
         (not 0 <= port <= 65535, f"--port {port} is not allowed; it must be 0 to 65535"),
@@ -233,9 +241,12 @@ def _check(arguments: ServeOptions) -> None:
         (
             alone
             and (
-                arguments.most_replicas is not None or arguments.pin or arguments.router != "prefix"
+                arguments.most_replicas is not None
+                or arguments.pin
+                or (arguments.router, arguments.patience, arguments.attempts) != ("prefix", 120, 8)
             ),
-            "--most-replicas, --pin and --router are of a fleet: add --replicas 2",
+            "--most-replicas, --pin, --router, --patience and --attempts are of a fleet: add "
+            "--replicas 2",
         ),
         (
             not alone and most < replicas,
@@ -250,9 +261,12 @@ def _check(arguments: ServeOptions) -> None:
             "--replicas starts processes that know nothing of each other, and --coordinator is of "
             "processes that share one model: leave one of them out",
         ),
-        (
-            not 0 <= arguments.drain < math.inf,
-            f"--drain {arguments.drain:g} is not allowed; it must be at least 0",
+        *(
+            (
+                not 0 <= value < math.inf,
+                f"--{name} {value:g} is not allowed; it must be at least 0",
+            )
+            for name, value in (("drain", arguments.drain), ("patience", arguments.patience))
         ),
     )
     if arguments.otlp_traces_endpoint is not None:
@@ -285,9 +299,9 @@ def fleet_of(given: Mapping[str, str]) -> Any:
 def _fleet(arguments: ServeOptions, key: str | None) -> Fleet:
     return Fleet(
         functools.partial(engine_of, arguments), arguments.replicas or 1, arguments.most_replicas,
-        arguments.slots, arguments.waiting, arguments.drain, router=arguments.router,
-        pin=arguments.pin, api_key=key, body=arguments.max_body, texts=arguments.max_texts,
-        traces=arguments.otlp_traces_endpoint,
+        arguments.slots, arguments.waiting, arguments.drain, arguments.patience,
+        arguments.attempts, arguments.router, pin=arguments.pin, api_key=key,
+        body=arguments.max_body, texts=arguments.max_texts, traces=arguments.otlp_traces_endpoint,
     )  # fmt: skip
 
 

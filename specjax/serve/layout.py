@@ -26,7 +26,9 @@ class Fleet:
       queue: requests that wait at the ingress, at least 1; more get 429.
       drain: the seconds that a replica has to finish its requests when it is stopped; as long as a
         text may take.
-      patience: the seconds that a request waits for another replica, where its own has ended.
+      patience: the seconds that a request waits for a replica while none serves; then it gets 503.
+      attempts: the replicas that may end at a request, one after the other and without a new token;
+        then it gets 503, since it may be what ends them.
       router: "prefix" prefers the replica that has read the beginning of a prompt; "spread" takes
         the shorter queue of two.
       cpus: of each replica, for Ray's planning.
@@ -46,6 +48,7 @@ class Fleet:
     queue: int = 256
     drain: float = 300.0
     patience: float = 120.0
+    attempts: int = 8
     router: str = "prefix"
     cpus: float = 1.0
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -62,7 +65,8 @@ class Fleet:
                 f"engine={shown(self.engine)}; pass a function that returns an Engine",
             )
         )
-        for name, least in (("replicas", 1), ("slots", 1), ("queue", 1), ("body", 1), ("texts", 1)):
+        for name, least in (("replicas", 1), ("slots", 1), ("queue", 1), ("body", 1), ("texts", 1),
+                            ("attempts", 1)):  # fmt: skip
             whole(name, getattr(self, name), least, 2**31, f"a whole number of at least {least}")
         if self.most is not None:
             whole(

@@ -8,6 +8,7 @@ the stream of a replica that dies.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -21,7 +22,7 @@ from typing import Any
 
 from specjax._internal.extras import install
 from specjax.serve.fleet.call import Call, Head
-from specjax.serve.fleet.events import Lost
+from specjax.serve.fleet.events import Absent, Lost
 from specjax.serve.fleet.ingress import Full, make_ingress
 from specjax.serve.http import Limits
 from specjax.serve.layout import Fleet
@@ -80,7 +81,7 @@ def _ask(handle: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
         except BackPressureError as error:
             raise Full(f"{error.message} Too many requests wait: try again later") from None
         except (ReplicaUnavailableError, DeploymentUnavailableError) as error:
-            raise Lost(error.message) from None
+            raise Absent(error.message) from None
         except RayTaskError:
             raise  # a mistake of ours
         except TaskCancelledError as error:
@@ -94,13 +95,22 @@ def _ask(handle: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
     return parts()
 
 
+async def _serving(app: str) -> int:
+    """Returns how many replicas serve."""
+    try:
+        found = (await asyncio.to_thread(serve.status)).applications[app].deployments[NAME]
+    except (RayError, KeyError):  # nobody knows, so nobody serves
+        return 0
+    return found.replica_states.get("RUNNING", 0)
+
+
 class _Ingress:
     """The deployment of the ingress."""
 
-    def __init__(self, handle: Any, limits: Limits, patience: float) -> None:
-        self._made = make_ingress(
-            functools.partial(_ask, handle.options(stream=True)), limits, patience
-        )
+    def __init__(self, handle: Any, limits: Limits, patience: float, attempts: int) -> None:
+        ask = functools.partial(_ask, handle.options(stream=True))
+        serving = functools.partial(_serving, serve.get_replica_context().app_name)
+        self._made = make_ingress(ask, limits, patience, attempts, serving)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._made
@@ -152,7 +162,8 @@ def application(fleet: Fleet) -> Any:
         graceful_shutdown_timeout_s=fleet.drain,
         ray_actor_options={"num_cpus": 0},
     )
-    return ingress.bind(replicas.bind(fleet.engine, limits, fleet.pin), limits, fleet.patience)
+    engines = replicas.bind(fleet.engine, limits, fleet.pin)
+    return ingress.bind(engines, limits, fleet.patience, fleet.attempts)
 
 
 def _router(name: str) -> Any:
