@@ -52,6 +52,9 @@ _APP = "specjax"
 
 _INGRESS_CALLS = 100_000  # that an ingress has at once: its queue is that of the replicas
 
+_HEAD = "node:__internal_head__"
+"""Ray's name of the first node, whose end ends the cluster: the ingress lives as long as that."""
+
 _ROUTERS = {
     # The public path of this class, ray.serve.llm, wants vLLM or SGLang to be installed.
     "prefix": (
@@ -144,8 +147,17 @@ def application(fleet: Fleet) -> Any:
         sizes = {"autoscaling_config": {
             "min_replicas": fleet.replicas, "max_replicas": fleet.most,
             "target_ongoing_requests": fleet.slots,
+            "upscale_delay_s": fleet.grow, "downscale_delay_s": fleet.shrink,
+            "look_back_period_s": min(30.0, max(1.0, fleet.grow)),
+            "metrics_interval_s": min(10.0, max(0.5, fleet.grow / 3)),
         }}  # fmt: skip
-    replicas = serve.deployment(Replica).options(
+    if fleet.slice is None:
+        kind, given, place = Replica, fleet.pin, needs(fleet.cpus, fleet.resources)
+    else:
+        from specjax.serve.fleet.slices import SliceReplica
+
+        kind, given, place = SliceReplica, fleet.slice, {"num_cpus": 0}
+    replicas = serve.deployment(kind).options(
         name=NAME,
         max_ongoing_requests=fleet.slots,
         max_queued_requests=fleet.queue,
@@ -153,16 +165,16 @@ def application(fleet: Fleet) -> Any:
         graceful_shutdown_timeout_s=fleet.drain,
         graceful_shutdown_wait_loop_s=0.5,
         request_router_config=_router(fleet.router),
-        ray_actor_options=needs(fleet.cpus, fleet.resources),
+        ray_actor_options=place,
         **sizes,
     )
     ingress = serve.deployment(serve.ingress()(_Ingress)).options(
         name="ingress",
         max_ongoing_requests=_INGRESS_CALLS,
         graceful_shutdown_timeout_s=fleet.drain,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},
     )
-    engines = replicas.bind(fleet.engine, limits, fleet.pin)
+    engines = replicas.bind(fleet.engine, limits, given)
     return ingress.bind(engines, limits, fleet.patience, fleet.attempts)
 
 
