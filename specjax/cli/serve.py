@@ -341,6 +341,11 @@ def _run_fleet(arguments: ServeOptions, key: str | None) -> None:
     for folder in (arguments.target, arguments.draft):
         if folder is not None:
             find_folder(folder)  # a replica that does not find it would be started again and again
+    settle((
+        arguments.slice is not None and not os.environ.get("RAY_ADDRESS"),
+        f"--slice {arguments.slice} is of a cluster with TPUs: set RAY_ADDRESS to it, or name the "
+        "options in the cluster's file, as examples/fleet/kuberay.yaml does",
+    ))  # fmt: skip
     fleet = _fleet(arguments, key)
     say(f"specjax serve: starting {fleet.replicas} replicas, which compile their programs")
     run_fleet(

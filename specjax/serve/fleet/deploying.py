@@ -217,7 +217,8 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
         port = _free(host, port)
     with joined(most, fleet.cpus, fleet.resources) as own:
         try:
-            serve.start(http_options={"host": host, "port": port})
+            # On the node of the ingress: what came through other nodes would end with them.
+            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
             try:
                 serve.run(made, name=_APP, route_prefix="/")
             except RuntimeError as error:
