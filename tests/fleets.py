@@ -154,7 +154,8 @@ class Broken(Exception):
 def streamed(port: int, path: str, body: dict[str, Any]) -> list[tuple[Any, ...]]:
     """The same of a stream, as its client puts it together."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
+    own = {} if path == "/generate" else {"stream_options": {"include_usage": True}}
+    content = json.dumps({**body, "stream": True, **own})
     connection.request("POST", path, content)
     answer = connection.getresponse()
     lines = (line.decode().rstrip("\n") for line in answer)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 import ray  # pyright: ignore[reportMissingImports]
-from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
+from ray.exceptions import RayError, RayTaskError  # pyright: ignore[reportMissingImports]
 from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
     remove_placement_group,
 )
@@ -150,6 +150,8 @@ class SliceReplica:
         try:
             async for part in parts:
                 yield await part
+        except RayTaskError:
+            raise  # a mistake of ours, and no end of a process
         except RayError as error:
             self._end(error)
         finally:
