@@ -28,6 +28,7 @@ from specjax.serve import (
     Engine,
     Fleet,
     ServerOptions,
+    Slice,
     check_packages,
     check_traces,
     fleet_application,
@@ -40,6 +41,10 @@ _KEY = "SPECJAX_API_KEY"
 
 _TAKEN = ("draft", "mtp", "lookup", "medusa", "none", "auto")
 """Names that --drafter cannot give."""
+
+_OF_FLEETS = (
+    "most_replicas", "grow_after", "shrink_after", "slice", "router", "pin", "patience", "attempts",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +148,30 @@ class FleetOptions(Options):
         None, "replicas at most; their number follows the requests; default: as many as --replicas",
         metavar="N",
     )  # fmt: skip
+    grow_after: float = option(
+        30.0, "seconds that more requests run and wait than there are slots, until there is a "
+        "replica more", metavar="SECONDS",
+    )  # fmt: skip
+    shrink_after: float = option(
+        600.0, "seconds that fewer replicas would do, until there is one less", metavar="SECONDS"
+    )
+    slice: str | None = option(
+        None, "TPU slice of each replica, as v6e:4x4; its engine runs on all hosts of the slice",
+        metavar="VERSION:TOPOLOGY",
+    )  # fmt: skip
     router: str = option(
         "prefix", "how a request finds a replica: prefix prefers the one that has read the "
         "beginning of its prompt, spread the shorter queue", choices=("prefix", "spread"),
     )  # fmt: skip
     pin: bool = option(False, "bind replica k to core k")
+    patience: float = option(
+        120.0, "seconds that a request waits for a replica while none serves; then it gets 503",
+        metavar="SECONDS",
+    )  # fmt: skip
+    attempts: int = option(
+        8, "replicas that may end at a request in a row, without a new token; then it gets 503",
+        metavar="N",
+    )  # fmt: skip
     otlp_traces_endpoint: str | None = option(
         None, "collector of OpenTelemetry that gets a span for each text", metavar="URL"
     )
@@ -211,11 +235,15 @@ def _check(arguments: ServeOptions) -> None:
         _named("adapter", text, None)
     port, names = arguments.port, [name for name, _ in drafters]
     alone, replicas = arguments.replicas is None, arguments.replicas or 1
+    own = {field.name: field.default for field in dataclasses.fields(FleetOptions)}
+    fleets = [
+        name.replace("_", "-") for name in _OF_FLEETS if getattr(arguments, name) != own[name]
+    ]
     most = replicas if arguments.most_replicas is None else arguments.most_replicas
     numbers = {
         "--max-body": arguments.max_body, "--max-texts": arguments.max_texts,
         "--slots": arguments.slots, "--replicas": 1 if alone else arguments.replicas,
-        **({} if alone else {"--waiting": arguments.waiting}),
+        **({} if alone else {"--waiting": arguments.waiting, "--attempts": arguments.attempts}),
     }  # fmt: skip
     settle(
         (not 0 <= port <= 65535, f"--port {port} is not allowed; it must be 0 to 65535"),
@@ -231,11 +259,9 @@ def _check(arguments: ServeOptions) -> None:
             for name, value in numbers.items()
         ),
         (
-            alone
-            and (
-                arguments.most_replicas is not None or arguments.pin or arguments.router != "prefix"
-            ),
-            "--most-replicas, --pin and --router are of a fleet: add --replicas 2",
+            alone and bool(fleets),
+            f"--{', --'.join(fleets)} {'is' if len(fleets) == 1 else 'are'} of a fleet: add "
+            "--replicas 2",
         ),
         (
             not alone and most < replicas,
@@ -250,11 +276,20 @@ def _check(arguments: ServeOptions) -> None:
             "--replicas starts processes that know nothing of each other, and --coordinator is of "
             "processes that share one model: leave one of them out",
         ),
-        (
-            not 0 <= arguments.drain < math.inf,
-            f"--drain {arguments.drain:g} is not allowed; it must be at least 0",
+        *(
+            (
+                not 0 <= value < math.inf,
+                f"--{name} {value:g} is not allowed; it must be at least 0",
+            )
+            for name, value in (
+                ("drain", arguments.drain),
+                ("patience", arguments.patience),
+                ("grow-after", arguments.grow_after),
+                ("shrink-after", arguments.shrink_after),
+            )
         ),
     )
+    _slice(arguments.slice)
     if arguments.otlp_traces_endpoint is not None:
         check_traces(arguments.otlp_traces_endpoint)
 
@@ -282,10 +317,21 @@ def fleet_of(given: Mapping[str, str]) -> Any:
     return fleet_application(_fleet(arguments, _key(arguments)))
 
 
+def _slice(text: str | None) -> Slice | None:
+    if text is None:
+        return None
+    version, separator, topology = text.partition(":")
+    if not separator:
+        raise ValueError(f"--slice {text}; it must look like v6e:4x4")
+    return Slice(version, topology)
+
+
 def _fleet(arguments: ServeOptions, key: str | None) -> Fleet:
     return Fleet(
         functools.partial(engine_of, arguments), arguments.replicas or 1, arguments.most_replicas,
-        arguments.slots, arguments.waiting, arguments.drain, router=arguments.router,
+        grow=arguments.grow_after, shrink=arguments.shrink_after, slots=arguments.slots,
+        queue=arguments.waiting, drain=arguments.drain, patience=arguments.patience,
+        attempts=arguments.attempts, router=arguments.router, slice=_slice(arguments.slice),
         pin=arguments.pin, api_key=key, body=arguments.max_body, texts=arguments.max_texts,
         traces=arguments.otlp_traces_endpoint,
     )  # fmt: skip
@@ -295,6 +341,11 @@ def _run_fleet(arguments: ServeOptions, key: str | None) -> None:
     for folder in (arguments.target, arguments.draft):
         if folder is not None:
             find_folder(folder)  # a replica that does not find it would be started again and again
+    settle((
+        arguments.slice is not None and not os.environ.get("RAY_ADDRESS"),
+        f"--slice {arguments.slice} is of a cluster with TPUs: set RAY_ADDRESS to it, or name the "
+        "options in the cluster's file, as examples/fleet/kuberay.yaml does",
+    ))  # fmt: skip
     fleet = _fleet(arguments, key)
     say(f"specjax serve: starting {fleet.replicas} replicas, which compile their programs")
     run_fleet(

@@ -245,6 +245,17 @@ class Handle:
                 if ended:
                     return
 
+    def before(self, new: Increment) -> Increment:
+        """Returns all that is before an increment, as one increment.
+
+        The tokens that were delivered before are no part of the increments that a reader gets.
+        """
+        with self._changed:
+            tokens, guesses = self._tokens[: new.start], self._guesses[: new.start]
+            logprobs = self._joined(0, new.start)
+        text = self.texts.decode(0, tokens)[: new.offset]
+        return Increment(text, tokens, guesses, logprobs, 0, 0, self.texts.pieces(0, tokens, text))
+
     @contextlib.contextmanager
     def _waking(self) -> Iterator[asyncio.Event]:
         """Returns an event of the running loop that is set whenever the text has grown or ended."""
