@@ -181,8 +181,8 @@ class Sampler:
           prompts: token ids of each prompt.
           keys: [N] PRNG keys, from `rollout_keys`; the samples of a prompt follow each other.
           samples: of each prompt; they share one reading of it.
-          max_new_tokens: of each sample, a list of N numbers; by default those of the sampler, which
-            are the most.
+          max_new_tokens: of each sample, a list of N numbers, at most the sampler's own; by default
+            that one.
           params: the weights, of the shapes of the target's own; by default these.
           expected: the texts that are expected of the samples, a list of N with token ids or None,
             such as `Memory.expected` returns: those of the same keys, position by position.
