@@ -207,6 +207,7 @@ def tune(
     placed = [place(one) for one in batches]
     decoder, proposer = batches[0].decoder, together.proposer
     assert learned is not None
+    learned.longer = None  # the new seconds are for all lengths of these texts
     ways = [
         _Way("plain" if not depth else f"{name} of {depth}", placed, _only(learned, index))
         for index, (name, depth) in enumerate(proposer.options)
