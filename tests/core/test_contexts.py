@@ -13,7 +13,9 @@ from toys import TABLES as toys
 import specjax
 from specjax import RULES, Decoder
 from specjax.drafters import BoundDrafter
+from specjax.models import LanguageModel
 from specjax.proposers import Adaptive
+from specjax.serve import Engine
 from specjax.tuning import Learned, calibrate
 
 MOST = 20
@@ -159,3 +161,68 @@ def test_costs_are_measured_at_the_beginning_and_the_end(monkeypatch):
 def lengths_of(state):
     paths = jax.tree_util.tree_leaves_with_path(state)
     return [x for path, x in paths if getattr(path[-1], "name", None) == "length"]
+
+
+def test_an_engine_stops_a_drafter_in_long_texts():
+    """By the length of each row's own text, beside rows of other lengths; the texts stay."""
+    target = LanguageModel(toys.model(), toys.weights(), None, (toys.EOS,), "toy")
+    drafters = {
+        "draft": specjax.Drafter(*toys.CASES["draft 3"], "draft"),
+        "lookup": BoundDrafter(specjax.NGram(3, min_ngram=1)),
+    }
+    how = {"slots": 3, "capacity": 48, "chunk": 16}
+    asked = [
+        specjax.Request(
+            prompts=[list(range(1, 1 + length))], proposer=name, max_new_tokens=24, seed=length,
+            temperature=1.0, eos=[],
+        )
+        for name, length in (("draft", 5), ("lookup+draft", 11), ("draft", 21), ("lookup", 8))
+    ]  # fmt: skip
+    plain = [
+        specjax.generate(
+            target, one.prompts, proposer="none", max_new_tokens=24, seed=one.seed,
+            temperature=1.0, eos=[],
+        ).tokens[0]
+        for one in asked
+    ]  # fmt: skip
+    seen = {}
+    for name, limits in (
+        ("law", {"draft": {12: 1, MOST: 2, 40: 0}, "lookup": {MOST: 3, MOST + 1: 0}}),
+        ("fault", {"draft": {12: 3, 40: 3}}),  # the drafts of short texts
+    ):
+        with Engine(target, drafters, drafts_by_context=limits, **how) as made:
+            served = [handle.result(60) for handle in [made.submit(one) for one in asked]]
+        assert [each.tokens for each in served] == plain
+        seen[name] = [offers(one, each) for one, each in zip(asked, served, strict=True)]
+    for rows, found in (("law", 0), ("fault", 1)):
+        late = sum(most for row in seen[rows] for length, most in row if length > MOST + 1)
+        assert (late > 0) == found
+    for which in (0, 2):  # of the draft alone
+        for length, most in seen["law"][which]:
+            assert most == (1 if length <= 12 else 2 if length <= MOST else 0)
+    assert any(most == 3 for _, most in seen["fault"][0])
+
+
+def offers(request, served):
+    """The length of the text before each step, and the drafts of the step."""
+    made, length = [], len(request.prompts[0])
+    for step in served.steps:
+        made.append((length, step.offered))
+        length += step.written
+    return made
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"other": {9: 1}}, "has the name 'other'; the drafters are lookup"),
+        ({"lookup": {}}, "is empty: leave it out"),
+        ({"lookup": {0: 1}}, "a context of drafts_by_context.*=0 is not allowed"),
+        ({"lookup": {9: -1}}, r"\[9\]=-1 is not allowed; it must be a whole number, 0 or"),
+        ({"lookup": {9: 0, 12: 1}}, "drafts again after no drafts"),
+    ],
+)
+def test_limits_are_checked_before_anything_is_compiled(limits, words):
+    target = LanguageModel(toys.model(), toys.weights(), None, (toys.EOS,), "toy")
+    with pytest.raises(ValueError, match=words):
+        Engine(target, {"lookup": BoundDrafter(specjax.NGram(3))}, drafts_by_context=limits)
