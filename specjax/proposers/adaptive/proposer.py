@@ -110,9 +110,16 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
-        """The options of a step: plain decoding, and each proposer with each number of drafts."""
-        names = ["lookup"] * (self.lookup is not None) + ["drafter"] * (self.drafter is not None)
-        return ("plain", 0), *((name, width - 1) for name in names for width in self.widths[1:])
+        """The options of a step: plain decoding, and each proposer with each number of drafts.
+
+        Over a tree of more nodes than the lookup has, the lookup has fewer options.
+        """
+        last = 0 if self.drafter is None else len(self.widths)
+        return (
+            ("plain", 0),
+            *(("lookup", width - 1) for width in self.widths[1 : 1 + self._lookups]),
+            *(("drafter", width - 1) for width in self.widths[1:last]),
+        )
 
     def check(self, rule: Rule) -> None:
         for part in (self.lookup, self.drafter):
@@ -201,7 +208,10 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
     @property
     def _lookups(self) -> int:
         """The number of options of the lookup."""
-        return 0 if self.lookup is None else len(self.widths) - 1
+        if self.lookup is None:
+            return 0
+        # The last of them holds all of its drafts.
+        return sum(width < self.lookup.num_nodes for width in self.widths)
 
     def _of_parts(self, lookup: Array, drafter: Array) -> Array:
         """Returns [..., P] numbers of the lookup and of the drafter, of those that exist."""
@@ -225,6 +235,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         limit = jnp.full(len(rates.slow), self.max_depth)
         gains = rates.gains(limit)
         first, seconds = 1 + part * self._lookups, params.seconds_at(None)
+        depths = depths if part else depths[: self._lookups]
         quotients = gains[:, depths] / seconds[first : first + len(depths)]
         nearly = quotients.max(1) * seconds[0] > self.policy.nearly
         return jnp.where(nearly, self.policy.pause, params.pause[part]).astype(jnp.int32)
@@ -255,10 +266,11 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             length = jnp.max(jnp.where(alive, length, 0))
         seconds = params.seconds_at(length)
         late = self._late(seconds, state.missed)
+        looks = looked[:, : 1 + self._lookups]
         parts = [
             Part(name, gains, able, wait, known.trials)
             for name, gains, able, wait, known in (
-                ("lookup", looked, present > 0, jnp.zeros_like(late), state.lookup),
+                ("lookup", looks, present > 0, jnp.zeros_like(late), state.lookup),
                 ("drafter", drafted, alive, late, state.drafter),
             )
             if known is not None
