@@ -35,6 +35,7 @@ from specjax.serve import (
     run_fleet,
     run_server,
 )
+from specjax.tuning import contexts_of
 
 _KEY = "SPECJAX_API_KEY"
 
@@ -381,8 +382,10 @@ def engine_of(arguments: ServeOptions) -> Engine:
             "--default auto chooses among lookup, a draft model and plain decoding, and how deep: "
             "leave --drafter, --adapter, --mtp, --no-lookup and --num-drafts out, or name a default"
         )
+    limits = None
     if first == "auto" or (first is None and not chosen and arguments.draft is None):
         loaded, first = by_plan(target, draft, arguments.slots)
+        limits = limits_by_plan(target, draft, arguments.slots, arguments.capacity, loaded)
     else:
         loaded = _given(arguments, target, draft, drafters, adapters)
         words = [] if first in (None, "none") else first.split("+")
@@ -408,6 +411,7 @@ def engine_of(arguments: ServeOptions) -> Engine:
         constraint_size=size if any(size) else None,
         cache_tokens=arguments.cache_tokens,
         expected=expected or None,
+        drafts_by_context=limits,
         synthetic_acceptance=synthetic,
     )
 
@@ -465,6 +469,28 @@ def by_plan(
         return loaded, "lookup+mtp"
     loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=depth)
     return loaded, "lookup+draft"
+
+
+def limits_by_plan(
+    target: specjax.LanguageModel, draft: specjax.LanguageModel | None, slots: int, capacity: int,
+    loaded: Mapping[str, specjax.Drafter],
+) -> dict[str, dict[int, int]]:  # fmt: skip
+    """Returns the most drafts of each drafter by context, from the saved plans of longer texts.
+
+    Without a plan for a context, that of the next longer one counts.  A drafter that once lost does
+    not draft in longer texts, since it has not read them.
+    """
+    limits: dict[str, dict[int, int]] = {name: {} for name in loaded}
+    temperature = target.defaults.get("temperature", 1.0)
+    for context in contexts_of(capacity) if loaded else ():
+        plan = plan_of(target, draft, batch=slots, temperature=temperature, context=context)
+        if plan is None:
+            continue
+        name, depth = plan.fixed()
+        for each, table in limits.items():
+            uses = depth if each == "lookup" or name == "drafter" else 0
+            table[context] = min([uses, *([0] if 0 in table.values() else [])])
+    return {name: table for name, table in limits.items() if len(table) > 1}
 
 
 def _named(option: str, text: str, default: str | None) -> tuple[str, pathlib.Path | str]:

@@ -261,6 +261,7 @@ class Decoder:
             sampled=sampled,
             text_is_fixed=self.rule.fixes_text(),
             forced=forced_tokens(state),
+            length=state.length,
         )
         if self.proposer.shares_cache:
             proposal, cache = self.proposer.propose(params.proposer, state.cache, context)
