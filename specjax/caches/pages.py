@@ -80,7 +80,7 @@ class Pages:
         forms: dict[str, Callable[..., Array]] = {}
         if not self.split and kernels.writes_pages(self.pool):
             forms["cpu"] = kernels.write_pages
-        if not self.split and kernels.writes_pages_on_tpu(self.pool):
+        if not self.split and kernels.writes_pages_on_tpu(self.pool, new):
             forms["tpu"] = kernels.write_pages_on_tpu
         pool = by_platform(forms, _scatter, self.pool, new, self.table, start)
         return dataclasses.replace(self, pool=pool)

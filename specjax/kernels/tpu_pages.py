@@ -25,7 +25,7 @@ from jax import Array
 
 _ROWS = 16  # queries of a key head come in multiples of a tile of bfloat16
 _LANES = 128
-_MOST_BYTES = 2**23  # of queries and sums in on-chip memory
+_MOST_BYTES = 3 * 2**22  # of a kernel's blocks and sums in on-chip memory, which has 2**24
 _DTYPES = ("bfloat16", "float32")
 _LEAST = float(jnp.finfo(jnp.float32).min)
 
@@ -42,7 +42,9 @@ def takes_pages_on_tpu(query: Array, keys: Array, values: Array) -> bool:
         return False
     rows = _padded(heads // keys.shape[1] * width)
     lanes = -(-dim // _LANES) * _LANES
-    held = keys.shape[1] * rows * (2 * lanes * (query.dtype.itemsize + 2) + 2 * _LANES * 4)
+    # Of what a program is given and returns there are two, one of them on its way.
+    held = keys.shape[1] * rows * (4 * lanes * (query.dtype.itemsize + 1) + 4 * _LANES * 4)
+    held += 4 * _page_bytes(keys)
     return (
         keys.shape == values.shape
         and keys.shape[3] == dim
@@ -134,9 +136,18 @@ def few_queries_of_pages_on_tpu(
     return made.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * dim)
 
 
-def writes_pages_on_tpu(pages: Array) -> bool:
-    """Returns whether `write_pages_on_tpu` writes pages [P, K, page, D] of this form."""
-    return pages.dtype.name in _DTYPES and pages.shape[2] % _ROWS == 0
+def writes_pages_on_tpu(pages: Array, new: Array) -> bool:
+    """Returns whether `write_pages_on_tpu` writes `new` [B, K, N, D] into pages [P, K, page, D]."""
+    _, _, page, _ = pages.shape
+    tokens = -(-new.shape[2] // _ROWS) * _ROWS
+    held = 4 * _page_bytes(pages) + 2 * _page_bytes(pages) // page * tokens
+    return pages.dtype.name in _DTYPES and page % _ROWS == 0 and held <= _MOST_BYTES
+
+
+def _page_bytes(pages: Array) -> int:
+    """Returns the bytes of a page in on-chip memory."""
+    _, heads, page, dim = pages.shape
+    return heads * page * -(-dim // _LANES) * _LANES * pages.dtype.itemsize
 
 
 def write_pages_on_tpu(

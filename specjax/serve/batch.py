@@ -252,6 +252,8 @@ class Device:
         # Twice on a mesh: XLA may write the shardings of its first results in another way.
         for _ in range(1 if self._places.mesh is None else 2):
             self.insert(0, reading, row)
+            if self._places.mesh is not None:
+                self.insert(0, reading, row)  # as under load, into what the insert before made
             self.end(np.ones(self.slots, bool))
             for width in self._decoders:
                 self._run(width, 1, np.zeros(self.slots, bool))

@@ -136,7 +136,8 @@ class Paging:
     def place(self) -> None:
         """Shows the device the tables, if they have changed."""
         if self._changed:
-            self._device.place(self._tables, self._uses)
+            # A program that waits for the turn before it may still read the host's own arrays.
+            self._device.place(self._tables.copy(), self._uses.copy())
             self._changed = False
 
     def _needed(self, row: Row, tokens: int) -> int:

@@ -427,7 +427,7 @@ class Scheduler:
             self._take_news()
 
     def _steps_left(self) -> dict[int, int]:
-        """Returns the fewest steps after which each row can be done, without rows that are done."""
+        """Returns the steps that each row can still take; each writes a token, or more."""
         found = {}
         for number, slot in enumerate(self._slots):
             if slot.handle is not None and slot.admission is not None:
@@ -462,17 +462,17 @@ class Scheduler:
         news = asked.news()
         arrived = time.perf_counter()
         self._waited += arrived - began
-        free = False
-        for number, (slot, new) in enumerate(zip(asked.slots, news, strict=True)):
-            if slot is not None and slot is self._slots[number] and slot.handle is not None:
-                self._settle(number, slot, new, asked.length[number])
-                free |= new.done
         assert self._arrived is not None
         turn = arrived - self._arrived
         if not asked.reads and turn > 0:
             self._adapt(turn - self._waited, turn, asked.steps)
             self._turn_seconds += 0.1 * (turn - self._turn_seconds)
         self._arrived, self._waited = arrived, 0.0
+        free = False
+        for number, (slot, new) in enumerate(zip(asked.slots, news, strict=True)):
+            if slot is not None and slot is self._slots[number] and slot.handle is not None:
+                self._settle(number, slot, new, asked.length[number])
+                free |= new.done
         self._deliver_all()
         if free and self._asked:
             # The device works, so there is time for a client that goes on with another request.
@@ -746,7 +746,9 @@ class Scheduler:
         again = slot.length - known  # tokens of the turn before, which had no news then
         new = dataclasses.replace(new, tokens=new.tokens[again:], origin=new.origin[again:])
         if handle.wants is not None and new.tokens:
+            began = time.perf_counter()
             recorded = self._device.recorded(number)  # before another row is in the slot
+            self._waited += time.perf_counter() - began  # for the turn that the device works on
         before = slot.length, slot.written
         self._undelivered.append(
             _Undelivered(number, slot, handle, prepared, new, *before, recorded)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_tokens_are_written_into_their_pages(width, page, dtype):
     table[0, 1:] = 0
     start = jnp.asarray([page - 1, page * many - 2, page], jnp.int32)
     given = pool, new, jnp.asarray(table, jnp.int32), start
-    assert kernels.writes_pages_on_tpu(pool)
+    assert kernels.writes_pages_on_tpu(pool, new)
     made = kernels.write_pages_on_tpu(*given, interpret=True)
     np.testing.assert_array_equal(made, pages._scatter(*given))
 
@@ -81,4 +82,12 @@ def test_what_the_kernels_do_not_take():
     assert not kernels.takes_pages_on_tpu(query, keys, values.astype(jnp.int8))
     wide = jnp.zeros((1, 8192, 2, 16))
     assert not kernels.takes_pages_on_tpu(wide, keys, values)
-    assert not kernels.writes_pages_on_tpu(keys.astype(jnp.int8))
+    assert not kernels.writes_pages_on_tpu(keys.astype(jnp.int8), keys[:1].astype(jnp.int8))
+    # Pages of many heads, and long chunks of a prompt: compiled for a v5e they do not fit.
+    many, few = (jax.ShapeDtypeStruct((4, heads, 128, 128), "float32") for heads in (64, 8))
+    for pool, taken in ((many, False), (few, True)):
+        query = jax.ShapeDtypeStruct((1, 4, pool.shape[1], 128), "float32")
+        assert kernels.takes_pages_on_tpu(query, pool, pool) == taken  # pyright: ignore
+    new = jax.ShapeDtypeStruct((1, 32, 1024, 128), "float32")
+    wide = jax.ShapeDtypeStruct((4, 32, 64, 128), "float32")
+    assert not kernels.writes_pages_on_tpu(wide, new)  # pyright: ignore
