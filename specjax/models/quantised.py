@@ -15,6 +15,7 @@ different model from the original, and its texts differ.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -135,9 +136,17 @@ def _dot_general(
         rounded, scale = _round(x)
         return product(rounded, stored.values).astype(jnp.float32) * scale * stored.scale
 
+    @jax.custom_jvp
+    def by_kernel(x: Array, stored: Int8) -> Array:
+        return kernels.few_rounded_rows(x, stored.values, stored.scale)
+
+    @by_kernel.defjvp
+    def _(primals: tuple[Array, Int8], tangents: tuple[Array, Int8]) -> tuple[Array, Array]:
+        return jax.jvp(functools.partial(scaled, product=flat), primals, tangents)
+
     def cpu(x: Array, stored: Int8) -> Array:
         if few and kernels.takes_rounded(x.size // x.shape[-1], stored.values):
-            return kernels.few_rounded_rows(x, stored.values, stored.scale)
+            return by_kernel(x, stored)
         return scaled(x, stored, flat)
 
     def accelerator(x: Array, stored: Int8) -> Array:

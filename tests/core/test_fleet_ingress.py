@@ -20,6 +20,7 @@ from specjax.serve import Engine
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
     pytest.importorskip(package)
 
+import specjax.serve.fleet.ingress as ingresses  # noqa: E402
 from specjax.serve.fleet import Call, Fleet, Head, make_ingress  # noqa: E402
 from specjax.serve.fleet.call import answers, prompt_of  # noqa: E402
 from specjax.serve.fleet.events import Absent, Events, Lost  # noqa: E402
@@ -301,6 +302,58 @@ def test_replicas_that_end_one_after_the_other():
         [head, *rest] = asyncio.run(_all(ingress, Call("POST", PATH, {}, json.dumps(ASK).encode())))
         assert head.status == (200 if count else 503)
         assert count or b"none of them serves" in b"".join(rest)
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.3])
+def test_an_answer_does_not_wait_for_a_look_at_the_replicas(patience):
+    """The look takes longer than the answer, or finds a replica, so no time is too long."""
+
+    async def slow(call: Call) -> AsyncGenerator[Head | bytes, None]:
+        await asyncio.sleep(0.4)
+        yield Head(200, {})
+
+    async def serving() -> int:
+        await asyncio.sleep(3600 * patience)
+        return 1
+
+    ingress = make_ingress(slow, patience=patience, serving=serving)
+    asked = _all(ingress, Call("POST", PATH, {}, json.dumps(ASK).encode()))
+    assert asyncio.run(asyncio.wait_for(asked, 60))[0].status == 200
+
+
+def test_nobody_knows_so_nobody_serves(monkeypatch):
+    monkeypatch.setattr(ingresses, "_LOOK", 0.1)
+
+    async def never(call: Call) -> AsyncGenerator[Head | bytes, None]:
+        await asyncio.sleep(3600)
+        yield Head(200, {})
+
+    async def serving() -> int:
+        await asyncio.sleep(3600)
+        return 1
+
+    ingress = make_ingress(never, patience=0.1, serving=serving)
+    asked = _all(ingress, Call("POST", PATH, {}, json.dumps(ASK).encode()))
+    assert asyncio.run(asyncio.wait_for(asked, 60))[0].status == 503
+
+
+@pytest.mark.parametrize("stops", [1, 10**9])
+def test_a_replica_that_stops_while_it_writes_is_lost(stops: int, monkeypatch):
+    """It says 503 after more than `patience` seconds: another one has as long, but not each."""
+    monkeypatch.setattr(ingresses, "_LOOK", 0.05)
+    calls = []
+
+    async def ask(call: Call) -> AsyncGenerator[Head | bytes, None]:
+        calls.append(call)
+        await asyncio.sleep(0.15)
+        yield Head(503 if len(calls) <= stops else 200, {})
+
+    body = {**ASK, "stream": False}
+    ingress = make_ingress(ask, patience=0.1, attempts=3)
+    asked = _all(ingress, Call("POST", PATH, {}, json.dumps(body).encode()))
+    [head, *rest] = asyncio.run(asyncio.wait_for(asked, 60))
+    assert (head.status, len(calls)) == ((200, 2) if stops == 1 else (503, 3))
+    assert stops == 1 or b"3 replicas in a row" in b"".join(rest)
 
 
 def test_an_engine_that_stops_is_a_replica_that_dies():

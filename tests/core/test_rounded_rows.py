@@ -36,6 +36,19 @@ def test_the_bits_are_those_of_xla(inner: int, outer: int):
         np.testing.assert_array_equal(found, expected[:, :rows])
 
 
+@needs_vnni
+def test_a_gradient_is_that_of_xla():
+    """Through a rounded matrix only the step of a row has one, as it has without the kernel."""
+    matrix = Int8.quantise(jax.random.normal(jax.random.key(0), (48, 33)))
+    x = jax.random.normal(jax.random.key(1), (2, 48))
+    ours, theirs = (
+        jax.jit(jax.grad(lambda x, product=product: multiply(product, x, matrix).sum()))(x)
+        for product in (cpu_int8_dot_general, int8_dot_general)
+    )
+    assert np.any(theirs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_xla_rounds_rows_whose_inputs_the_kernel_does_not_take():
     matrix = Int8.quantise(jax.random.normal(jax.random.key(0), (40, 24)))
     x = jax.random.normal(jax.random.key(1), (3, 40))

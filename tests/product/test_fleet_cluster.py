@@ -3,6 +3,7 @@ the number of replicas follows the load.  Each stream is that of one engine that
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import functools
@@ -13,8 +14,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -181,3 +183,31 @@ def test_a_slice_is_one_replica(port, monkeypatch):
     assert figures["resumed"] and not figures["lost"]
     with together.engine(None) as alone:
         assert streams.got == fleets.alone(alone, streams.asked)
+
+
+def test_a_client_that_leaves_ends_no_slice(monkeypatch):
+    """Ray cancels what a cancelled call has called, so the call on a host ends with an error."""
+    from ray.exceptions import TaskCancelledError  # pyright: ignore[reportMissingImports]
+
+    from specjax.serve.fleet import slices
+
+    async def cancelled() -> bytes:
+        raise TaskCancelledError
+
+    async def parts() -> AsyncIterator[Any]:
+        yield cancelled()
+
+    ended = []
+    monkeypatch.setattr(slices.os, "_exit", ended.append)
+    monkeypatch.setattr(slices.ray, "cancel", lambda parts: None)
+    replica = object.__new__(slices.SliceReplica)
+    replica.hosts = [mock.Mock()]
+    replica.hosts[0].answer.options.return_value.remote.return_value = parts()
+
+    async def read() -> None:
+        async for _ in replica.answer(fleet.Call("GET", "/live", {})):
+            pass
+
+    with pytest.raises(TaskCancelledError):
+        asyncio.run(read())
+    assert not ended

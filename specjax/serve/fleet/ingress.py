@@ -97,6 +97,8 @@ class Ingress:
     ) -> None:  # fmt: skip
         self.ask, self.limits, self.patience, self.attempts = ask, limits, patience, attempts
         self._serving, self._seen, self._next_look = serving, time.monotonic(), 0.0
+        self._looking: asyncio.Task[None] | None = None
+        self._none = False  # served at the last look
         self.counts = Counts()
         self.running = 0  # requests that are being answered
         self.draining = False  # new ones get 503
@@ -175,6 +177,9 @@ class Ingress:
                     return head, parts
                 await parts.aclose()
                 why = f"a replica answers with the status {head.status}"
+                if head.status == 503 and time.monotonic() - began > _LOOK:
+                    self._lose(losses, why)  # it has stopped while it wrote
+                    until = time.monotonic() + self.patience
             except Full as error:
                 if not patient:
                     raise Problem(429, str(error), headers={"Retry-After": "1"}) from None
@@ -208,12 +213,12 @@ class Ingress:
         began, look = time.monotonic(), min(_LOOK, max(0.01, self.patience / 4))
         try:
             while not (await asyncio.wait({task}, timeout=look))[0]:
-                # One look is for all requests that wait.
-                if time.monotonic() >= self._next_look:
+                # One look is for all requests that wait, and none waits for it.
+                ready = self._looking is None or self._looking.done()
+                if ready and time.monotonic() >= self._next_look:
                     self._next_look = time.monotonic() + look
-                    if await self._serving():
-                        self._seen = time.monotonic()
-                if time.monotonic() - max(began, self._seen) > self.patience:
+                    self._looking = asyncio.create_task(self._look())
+                if self._nobody(began):
                     raise Absent("none of them serves: see their logs")
             head = task.result()
             assert isinstance(head, Head)
@@ -223,6 +228,17 @@ class Ingress:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
+
+    async def _look(self) -> None:
+        self._none = not await self._serving()
+        if not self._none:
+            self._seen = time.monotonic()
+
+    def _nobody(self, began: float) -> bool:
+        """Returns whether none has served for `patience` seconds of a try, as far as is known."""
+        now = time.monotonic()
+        unknown = now - self._next_look > max(self.patience, _LOOK)  # the look has not ended
+        return (self._none or unknown) and now - max(began, self._seen) > self.patience
 
     def _lose(self, losses: _Losses, why: str) -> None:
         """Counts a replica that has ended.

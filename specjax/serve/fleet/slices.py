@@ -17,7 +17,11 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 import ray  # pyright: ignore[reportMissingImports]
-from ray.exceptions import RayError, RayTaskError  # pyright: ignore[reportMissingImports]
+from ray.exceptions import (  # pyright: ignore[reportMissingImports]
+    RayError,
+    RayTaskError,
+    TaskCancelledError,
+)
 from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
     remove_placement_group,
 )
@@ -150,8 +154,8 @@ class SliceReplica:
         try:
             async for part in parts:
                 yield await part
-        except RayTaskError:
-            raise  # a mistake of ours, and no end of a process
+        except (RayTaskError, TaskCancelledError):
+            raise  # a mistake of ours, or a client that has left, and no end of a process
         except RayError as error:
             self._end(error)
         finally:
