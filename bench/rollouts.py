@@ -3,7 +3,8 @@
 Weights move by steps of Adam on the files of --data.  The same sampler without drafts takes turns
 with one that expects the texts of the first weights.  Rollouts that were stopped half-way are
 refreshed by --half: only the first half of each old text is expected.  With --fresh the new samples
-have other keys, and the old texts of their prompt are documents to look up in.
+have other keys, and the old texts of their prompt are documents to look up in.  With --tail most
+samples are short and a few are long, so the last ones are alone.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ LENGTH, BATCH = 128, 8
 """Tokens and texts of a step of training."""
 
 
+_MEDIAN, _SPREAD = 0.2, 1.0
+"""Of the lengths of --tail: the median as a share of the longest, and of a log-normal distribution.
+"""
+
 _FIRST = 4
 """Turns before those that count: they compile, and learn what steps take."""
 
@@ -62,6 +67,9 @@ class RolloutOptions(fields.Options):
     steps: tuple[int, ...] = fields.option((1, 4), "numbers of steps that the weights are apart")
     half: bool = fields.option(False, "expect the first half of each old text only")
     fresh: bool = fields.option(False, "draw with fresh keys, as training does")
+    tail: bool = fields.option(
+        False, "draw the lengths of samples, of which few are long"
+    )
     rounds: int = fields.option(3, "turns of each sampler")
     json: str | None = fields.option(None, "write the report to this file")
 
@@ -102,7 +110,8 @@ def measure(options: RolloutOptions) -> Report:
         )
         for depth in (0, options.num_drafts)
     )
-    old = plain.sample(prompts, keys, samples=options.samples).texts
+    most = _lengths(options)
+    old = plain.sample(prompts, keys, samples=options.samples, max_new_tokens=most).texts
     given: Given = {"expected": [t[: len(t) // 2] for t in old] if options.half else old}
     if options.fresh:
         keys = rollout_keys(1, prompts, options.samples, refresh="never")
@@ -115,7 +124,7 @@ def measure(options: RolloutOptions) -> Report:
             params = _moved(target, ids, rate, steps)
             turns = [
                 [
-                    _timed(sampler, prompts, keys, options.samples, params, texts)
+                    _timed(sampler, prompts, keys, options.samples, params, most, texts)
                     for sampler, texts in ((plain, Given()), (drafting, given))
                 ]
                 for _ in range(options.rounds + _FIRST)
@@ -150,12 +159,24 @@ def _timed(
     keys: jax.Array,
     samples: int,
     params: Weights,
+    most: np.ndarray,
     texts: Given,
 ) -> tuple[Rollouts, float]:
     began = time.perf_counter()
-    made = sampler.sample(prompts, keys, samples=samples, params=params, **texts)
+    made = sampler.sample(
+        prompts, keys, samples=samples, max_new_tokens=most, params=params, **texts
+    )
     jax.block_until_ready(made.tokens)
     return made, time.perf_counter() - began
+
+
+def _lengths(options: RolloutOptions) -> np.ndarray:
+    """Returns the most new tokens of each sample."""
+    count, longest = options.prompts * options.samples, options.new_tokens
+    if not options.tail:
+        return np.full(count, longest)
+    drawn = np.random.default_rng(2).lognormal(np.log(_MEDIAN * longest), _SPREAD, count)
+    return np.clip(drawn, 1, longest).astype(int)
 
 
 def _ids(target: LanguageModel, folder: pathlib.Path) -> list[int]:

@@ -4,11 +4,11 @@
     PYTHONPATH=tests python -m tests.fleets --requests 100 --model tables --kill-every 5
     PYTHONPATH=tests python -m tests.fleets --requests 20 --model tables --plant weights
 
-The requests come from several threads: completions and chats with every drafter, schemas,
-penalties, stops, three texts at once, and prompts that share their beginnings.  SIGKILL ends
-one replica after the other.  What each client got is compared with the answer of an engine that
-nobody disturbs: text, tokens and reason of each choice.  A gap, a repeat or another token is a
-difference.
+The requests come from several threads: completions and chats with every drafter, SGLang's
+`/generate`, schemas, penalties, stops, three texts at once, and prompts that share their
+beginnings.  SIGKILL ends one replica after the other.  What each client got is compared with the
+answer of an engine that nobody disturbs: text, tokens and reason of each choice.  A gap, a repeat
+or another token is a difference.
 
 `--plant weights` gives each replica weights of its own: a stream may end with an error then, and
 must never have another text.  It needs the extra `ray`.
@@ -102,6 +102,8 @@ def request(seed: int, planted: bool = False) -> tuple[str, dict[str, Any]]:
         body |= {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1}
     elif kind == 2:
         body["stop"] = ["e\n", "def", "\n\n"]
+    if drawn.random() < 0.15:
+        return "/generate", generated(prompt, body)
     if drawn.random() < 0.3:
         body["messages"] = [{"role": "user", "content": prompt}]
         return "/v1/chat/completions", body
@@ -109,8 +111,35 @@ def request(seed: int, planted: bool = False) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", body
 
 
+def generated(prompt: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The same request for SGLang's route, where the drafter is the engine's."""
+    same = ("temperature", "top_p", "n", "ignore_eos", "stop", "repetition_penalty",
+            "presence_penalty", "frequency_penalty")  # fmt: skip
+    sampling = {name: body[name] for name in same if name in body}
+    sampling |= {"max_new_tokens": body["max_tokens"], "sampling_seed": body["seed"]}
+    if "response_format" in body:
+        sampling["json_schema"] = json.dumps(SCHEMA)
+    return {"text": prompt, "sampling_params": sampling}
+
+
+def grown(chunks: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """The texts of a stream of `/generate`, of which no chunk has less than the one before."""
+    made: dict[int, dict[str, Any]] = {}
+    assert len({chunk["meta_info"]["id"] for chunk in chunks}) == 1, "a client sees several answers"
+    for chunk in chunks:
+        old = made.get(chunk.get("index", 0), {"text": "", "output_ids": []})
+        assert chunk["text"].startswith(old["text"]), "a text has changed"
+        assert chunk["output_ids"][: len(old["output_ids"])] == old["output_ids"], "tokens changed"
+        made[chunk.get("index", 0)] = chunk
+    return told([made[index] for index in sorted(made)])
+
+
 def told(choices: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Text, tokens and reason of each choice of an answer."""
+    if "meta_info" in choices[0]:
+        return [
+            (one["text"], one["output_ids"], one["meta_info"]["finish_reason"]) for one in choices
+        ]
     return [
         (one["message"]["content"] if "message" in one else one["text"], one["token_ids"],
          one["finish_reason"])
@@ -125,7 +154,8 @@ class Broken(Exception):
 def streamed(port: int, path: str, body: dict[str, Any]) -> list[tuple[Any, ...]]:
     """The same of a stream, as its client puts it together."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
+    own = {} if path == "/generate" else {"stream_options": {"include_usage": True}}
+    content = json.dumps({**body, "stream": True, **own})
     connection.request("POST", path, content)
     answer = connection.getresponse()
     lines = (line.decode().rstrip("\n") for line in answer)
@@ -139,6 +169,8 @@ def streamed(port: int, path: str, body: dict[str, Any]) -> list[tuple[Any, ...]
     errors = [chunk["error"] for chunk in chunks if "error" in chunk]
     if errors:
         raise Broken(str(errors[0]["code"]))
+    if path == "/generate":
+        return grown(chunks)
     heads = {(chunk["id"], chunk["created"], chunk["system_fingerprint"]) for chunk in chunks}
     assert len(heads) == 1, f"a client sees {len(heads)} answers"
     assert sum("usage" in chunk for chunk in chunks) == 1, "the usage did not come once"
@@ -166,7 +198,10 @@ def alone(made: Engine, asked: list[tuple[str, dict[str, Any]]]) -> list[list[tu
             call = fleet.Call("POST", path, {}, json.dumps(body).encode())
             head, *parts = [part async for part in answers(app, call)]
             assert head[0] == 200, parts
-            return told(json.loads(b"".join(parts))["choices"])
+            answer = json.loads(b"".join(parts))
+            if path == "/generate":
+                return told(answer if isinstance(answer, list) else [answer])
+            return told(answer["choices"])
 
     async def every() -> list[list[tuple[Any, ...]]]:
         return await asyncio.gather(*(one(path, body) for path, body in asked))

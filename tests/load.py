@@ -165,8 +165,11 @@ def differences(
             counts["alone"] += 1
             compared = 4
         alone = result(made.submit(asked).result(600))[:compared]
-        if alone != result(served[seed])[:compared]:
-            wrong.append(f"the text of request {seed} depends on load: {request(seed)}")
+        loaded = result(served[seed])[:compared]
+        if alone != loaded:
+            wrong.append(
+                f"request {seed} depends on load: {loaded}, and alone {alone}: {request(seed)}"
+            )
         if number < generated * len(seeds):
             plain = dataclasses.replace(request(seed), proposer="none", num_drafts=None)
             fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}

@@ -55,6 +55,11 @@ def engine(mesh: jax.sharding.Mesh | None) -> Engine:
     )
 
 
+def spread() -> Engine:
+    """The engine over two devices, wherever they are."""
+    return engine(specjax.make_mesh(model=2))
+
+
 def texts(made: Engine) -> list[list[int]]:
     """All at once, twice: the second time beginnings of prompts are copied; some are cancelled."""
     for request in asked()[:3]:

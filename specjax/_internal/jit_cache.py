@@ -188,6 +188,20 @@ class Programs(Generic[_InputsT, _OutputT]):
             return entry.run(self._function, arguments[: self._static], rest)
         return entry.jitted(*rest, **named)
 
+    def bound(self, *arguments: object) -> Callable[..., _OutputT]:
+        """Returns the program for arguments of this structure, which takes those not static.
+
+        A call of it does not look at the structure, which takes the host up to a millisecond.
+        """
+        entry, fixed = self._of(arguments), arguments[: self._static]
+
+        def run(*rest: object) -> _OutputT:
+            if entry.keeps:
+                return entry.run(self._function, fixed, rest)
+            return entry.jitted(*rest)
+
+        return run
+
     def trace(self, *arguments: object) -> jax.stages.Traced:
         """Traces as `jax.jit(...).trace`."""
         return self._of(arguments).jitted.trace(*arguments[self._static :])

@@ -137,7 +137,7 @@ def _gumbel(key: Array, at: Array, size: int) -> Array:
     """
 
     def one(key: Array, at: Array) -> Array:
-        return jax.random.gumbel(jax.random.fold_in(key, at), (size,), jnp.float32)
+        return jax.random.gumbel(jax.random.fold_in(key, at), (size,), jnp.float32, mode="low")
 
     return jax.vmap(one)(key, at)
 

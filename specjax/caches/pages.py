@@ -22,7 +22,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax import kernels
-from specjax._internal.platforms import on_cpu
+from specjax._internal.platforms import by_platform
 from specjax.caches.kv import KVCache
 from specjax.caches.rounded import is_rounded, stored
 from specjax.caches.sliding_window import WindowedCache
@@ -77,10 +77,12 @@ class Pages:
     def write(self, new: Array, start: Array) -> Pages:
         """Writes `new` [B, K, N, D] at slots start[b] ... of each row."""
         new = stored(new, self.dtype)
+        forms: dict[str, Callable[..., Array]] = {}
         if not self.split and kernels.writes_pages(self.pool):
-            pool = on_cpu(kernels.write_pages, _scatter, self.pool, new, self.table, start)
-        else:
-            pool = _scatter(self.pool, new, self.table, start)
+            forms["cpu"] = kernels.write_pages
+        if not self.split and kernels.writes_pages_on_tpu(self.pool, new):
+            forms["tpu"] = kernels.write_pages_on_tpu
+        pool = by_platform(forms, _scatter, self.pool, new, self.table, start)
         return dataclasses.replace(self, pool=pool)
 
     def at(self, slots: Array) -> Array:

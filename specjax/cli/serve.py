@@ -28,18 +28,24 @@ from specjax.serve import (
     Engine,
     Fleet,
     ServerOptions,
+    Slice,
     check_packages,
     check_traces,
     fleet_application,
     run_fleet,
     run_server,
 )
+from specjax.tuning import contexts_of
 
 _KEY = "SPECJAX_API_KEY"
 
 
 _TAKEN = ("draft", "mtp", "lookup", "medusa", "none", "auto")
 """Names that --drafter cannot give."""
+
+_OF_FLEETS = (
+    "most_replicas", "grow_after", "shrink_after", "slice", "router", "pin", "patience", "attempts",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +149,30 @@ class FleetOptions(Options):
         None, "replicas at most; their number follows the requests; default: as many as --replicas",
         metavar="N",
     )  # fmt: skip
+    grow_after: float = option(
+        30.0, "seconds that more requests run and wait than there are slots, until there is a "
+        "replica more", metavar="SECONDS",
+    )  # fmt: skip
+    shrink_after: float = option(
+        600.0, "seconds that fewer replicas would do, until there is one less", metavar="SECONDS"
+    )
+    slice: str | None = option(
+        None, "TPU slice of each replica, as v6e:4x4; its engine runs on all hosts of the slice",
+        metavar="VERSION:TOPOLOGY",
+    )  # fmt: skip
     router: str = option(
         "prefix", "how a request finds a replica: prefix prefers the one that has read the "
         "beginning of its prompt, spread the shorter queue", choices=("prefix", "spread"),
     )  # fmt: skip
     pin: bool = option(False, "bind replica k to core k")
+    patience: float = option(
+        120.0, "seconds that a request waits for a replica while none serves; then it gets 503",
+        metavar="SECONDS",
+    )  # fmt: skip
+    attempts: int = option(
+        8, "replicas that may end at a request in a row, without a new token; then it gets 503",
+        metavar="N",
+    )  # fmt: skip
     otlp_traces_endpoint: str | None = option(
         None, "collector of OpenTelemetry that gets a span for each text", metavar="URL"
     )
@@ -211,11 +236,15 @@ def _check(arguments: ServeOptions) -> None:
         _named("adapter", text, None)
     port, names = arguments.port, [name for name, _ in drafters]
     alone, replicas = arguments.replicas is None, arguments.replicas or 1
+    own = {field.name: field.default for field in dataclasses.fields(FleetOptions)}
+    fleets = [
+        name.replace("_", "-") for name in _OF_FLEETS if getattr(arguments, name) != own[name]
+    ]
     most = replicas if arguments.most_replicas is None else arguments.most_replicas
     numbers = {
         "--max-body": arguments.max_body, "--max-texts": arguments.max_texts,
         "--slots": arguments.slots, "--replicas": 1 if alone else arguments.replicas,
-        **({} if alone else {"--waiting": arguments.waiting}),
+        **({} if alone else {"--waiting": arguments.waiting, "--attempts": arguments.attempts}),
     }  # fmt: skip
     settle(
         (not 0 <= port <= 65535, f"--port {port} is not allowed; it must be 0 to 65535"),
@@ -231,11 +260,9 @@ def _check(arguments: ServeOptions) -> None:
             for name, value in numbers.items()
         ),
         (
-            alone
-            and (
-                arguments.most_replicas is not None or arguments.pin or arguments.router != "prefix"
-            ),
-            "--most-replicas, --pin and --router are of a fleet: add --replicas 2",
+            alone and bool(fleets),
+            f"--{', --'.join(fleets)} {'is' if len(fleets) == 1 else 'are'} of a fleet: add "
+            "--replicas 2",
         ),
         (
             not alone and most < replicas,
@@ -250,11 +277,20 @@ def _check(arguments: ServeOptions) -> None:
             "--replicas starts processes that know nothing of each other, and --coordinator is of "
             "processes that share one model: leave one of them out",
         ),
-        (
-            not 0 <= arguments.drain < math.inf,
-            f"--drain {arguments.drain:g} is not allowed; it must be at least 0",
+        *(
+            (
+                not 0 <= value < math.inf,
+                f"--{name} {value:g} is not allowed; it must be at least 0",
+            )
+            for name, value in (
+                ("drain", arguments.drain),
+                ("patience", arguments.patience),
+                ("grow-after", arguments.grow_after),
+                ("shrink-after", arguments.shrink_after),
+            )
         ),
     )
+    _slice(arguments.slice)
     if arguments.otlp_traces_endpoint is not None:
         check_traces(arguments.otlp_traces_endpoint)
 
@@ -282,10 +318,21 @@ def fleet_of(given: Mapping[str, str]) -> Any:
     return fleet_application(_fleet(arguments, _key(arguments)))
 
 
+def _slice(text: str | None) -> Slice | None:
+    if text is None:
+        return None
+    version, separator, topology = text.partition(":")
+    if not separator:
+        raise ValueError(f"--slice {text}; it must look like v6e:4x4")
+    return Slice(version, topology)
+
+
 def _fleet(arguments: ServeOptions, key: str | None) -> Fleet:
     return Fleet(
         functools.partial(engine_of, arguments), arguments.replicas or 1, arguments.most_replicas,
-        arguments.slots, arguments.waiting, arguments.drain, router=arguments.router,
+        grow=arguments.grow_after, shrink=arguments.shrink_after, slots=arguments.slots,
+        queue=arguments.waiting, drain=arguments.drain, patience=arguments.patience,
+        attempts=arguments.attempts, router=arguments.router, slice=_slice(arguments.slice),
         pin=arguments.pin, api_key=key, body=arguments.max_body, texts=arguments.max_texts,
         traces=arguments.otlp_traces_endpoint,
     )  # fmt: skip
@@ -295,6 +342,11 @@ def _run_fleet(arguments: ServeOptions, key: str | None) -> None:
     for folder in (arguments.target, arguments.draft):
         if folder is not None:
             find_folder(folder)  # a replica that does not find it would be started again and again
+    settle((
+        arguments.slice is not None and not os.environ.get("RAY_ADDRESS"),
+        f"--slice {arguments.slice} is of a cluster with TPUs: set RAY_ADDRESS to it, or name the "
+        "options in the cluster's file, as examples/fleet/kuberay.yaml does",
+    ))  # fmt: skip
     fleet = _fleet(arguments, key)
     say(f"specjax serve: starting {fleet.replicas} replicas, which compile their programs")
     run_fleet(
@@ -330,8 +382,10 @@ def engine_of(arguments: ServeOptions) -> Engine:
             "--default auto chooses among lookup, a draft model and plain decoding, and how deep: "
             "leave --drafter, --adapter, --mtp, --no-lookup and --num-drafts out, or name a default"
         )
+    limits = None
     if first == "auto" or (first is None and not chosen and arguments.draft is None):
         loaded, first = by_plan(target, draft, arguments.slots)
+        limits = limits_by_plan(target, draft, arguments.slots, arguments.capacity, loaded)
     else:
         loaded = _given(arguments, target, draft, drafters, adapters)
         words = [] if first in (None, "none") else first.split("+")
@@ -357,6 +411,7 @@ def engine_of(arguments: ServeOptions) -> Engine:
         constraint_size=size if any(size) else None,
         cache_tokens=arguments.cache_tokens,
         expected=expected or None,
+        drafts_by_context=limits,
         synthetic_acceptance=synthetic,
     )
 
@@ -414,6 +469,28 @@ def by_plan(
         return loaded, "lookup+mtp"
     loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=depth)
     return loaded, "lookup+draft"
+
+
+def limits_by_plan(
+    target: specjax.LanguageModel, draft: specjax.LanguageModel | None, slots: int, capacity: int,
+    loaded: Mapping[str, specjax.Drafter],
+) -> dict[str, dict[int, int]]:  # fmt: skip
+    """Returns the most drafts of each drafter by context, from the saved plans of longer texts.
+
+    Without a plan for a context, that of the next longer one counts.  A drafter that once lost does
+    not draft in longer texts, since it has not read them.
+    """
+    limits: dict[str, dict[int, int]] = {name: {} for name in loaded}
+    temperature = target.defaults.get("temperature", 1.0)
+    for context in contexts_of(capacity) if loaded else ():
+        plan = plan_of(target, draft, batch=slots, temperature=temperature, context=context)
+        if plan is None:
+            continue
+        name, depth = plan.fixed()
+        for each, table in limits.items():
+            uses = depth if each == "lookup" or name == "drafter" else 0
+            table[context] = min([uses, *([0] if 0 in table.values() else [])])
+    return {name: table for name, table in limits.items() if len(table) > 1}
 
 
 def _named(option: str, text: str, default: str | None) -> tuple[str, pathlib.Path | str]:

@@ -45,6 +45,8 @@ class Context:
     # D -> tokens [B, D] that the rows' constraints force next, and how many [B]; None: there are no
     # constraints
     forced: Callable[[int], tuple[Array, Array]] | None = None
+    # [B] int32: the tokens of each row's text, the pending one included; None: unknown
+    length: Array | None = None
 
     def noise(self, node: Array, depth: Array) -> Array:
         """[B, M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""

@@ -261,6 +261,7 @@ class Decoder:
             sampled=sampled,
             text_is_fixed=self.rule.fixes_text(),
             forced=forced_tokens(state),
+            length=state.length,
         )
         if self.proposer.shares_cache:
             proposal, cache = self.proposer.propose(params.proposer, state.cache, context)
@@ -467,6 +468,16 @@ class Decoder:
         traced = isinstance(max_steps, Array)
         steps = jnp.asarray(max_steps, jnp.int32) if traced else np.array(max_steps, np.int32)
         return _run(self, layout(state), params, state, steps)
+
+    def runner(
+        self, params: Params, state: DecodeState
+    ) -> Callable[[Params, DecodeState, int], DecodeState]:
+        """Returns `run` for states and parameters of this structure and these shardings.
+
+        A call of it takes the host less time: the structure is not looked at again.
+        """
+        program = _run.bound(self, layout(state), params, state, np.array(1, np.int32))
+        return lambda params, state, steps: program(params, state, np.array(steps, np.int32))
 
     def lower(
         self, params: Params, state: DecodeState, platform: str | None = None

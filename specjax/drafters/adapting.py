@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from specjax._internal.checks import shown, typed
+from specjax._internal.checks import shown, typed, whole
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN, as_chain
 from specjax.drafters.costs import calibrated
@@ -41,8 +41,10 @@ class AdaptiveDrafter(Drafter):
     proposer: Adaptive
     lookup: Drafter | None
     drafter: Drafter | None
-    seconds: tuple[float, ...] | None  # of each option; None: the first call measures them
+    # Of each option, and by context if there are several; None: the first call measures them.
+    seconds: tuple[tuple[float, ...], ...] | None
     prior: tuple[float, float]
+    contexts: tuple[int, ...] = ()  # the longest text of each row of `seconds`; (): there is one
 
     @property
     def reader(self) -> LanguageModel | None:
@@ -65,14 +67,17 @@ class AdaptiveDrafter(Drafter):
             for part in (self.lookup, self.drafter)
         )
         # Unmeasured, every token that the target reads costs a tenth of a pass.
-        seconds = self.seconds or [1 + 0.1 * depth for _, depth in self.proposer.options]
+        tenths = [1 + 0.1 * depth for _, depth in self.proposer.options]
+        several = len(self.contexts) > 1
+        seconds = self.seconds or [tenths] * max(1, len(self.contexts))
         return AdaptiveParams(  # jnp.asarray would compile a program for each shape
             lookup=lookup,
             drafter=drafter,
-            seconds=jax.device_put(np.array(seconds, np.float32)),
+            seconds=jax.device_put(np.array(seconds if several else seconds[0], np.float32)),
             forced=jax.device_put(np.array(MEASURED, np.int32)),
             prior=jax.device_put(np.array(self.prior, np.float32)),
             pause=jax.device_put(np.full(2, PAUSE, np.int32)),
+            contexts=jax.device_put(np.array(self.contexts, np.int32)) if several else None,
         )
 
 
@@ -140,7 +145,7 @@ def adaptive(
     drafter: Drafter | None = None,
     lookup: Drafter | Proposer | None = None,
     *,
-    seconds: Sequence[float] | None = None,
+    seconds: Sequence[float] | Mapping[int, Sequence[float]] | None = None,
     prior: tuple[float, float] = PRIOR,
 ) -> Drafter:
     """Makes a drafter that drafts only if it saves time, at the depth that saves the most.
@@ -154,13 +159,14 @@ def adaptive(
         are chosen anew in every step; their chances are learned then, as by `calibrated`.  A draft
         model costs nothing in steps in which it does not draft.
       lookup: a proposer of chains without a model; by default prompt lookup as deep as the drafter.
-      seconds: the time of a step with each of `proposer.options`.  By default the first call of
-        `generate` measures them; `specjax.tune` measures them once and for all.
+      seconds: the time of a step with each of `proposer.options`, or such times by the tokens of
+        the longest text that they are for.  By default the first call of `generate` measures them;
+        `specjax.tune` measures them once and for all.
       prior: acceptance rates of lookup and drafter before any draft was judged.
 
     Raises:
-      ValueError: a drafter of fixed trees, a lookup and a drafter of different depths, or times
-        that are not positive.
+      ValueError: a drafter of fixed trees, a lookup and a drafter of different depths, times that
+        are not positive, or contexts that are not whole numbers above 0.
 
     Example:
       >>> target = specjax.load(specjax.shipped("tiny/target"))
@@ -185,19 +191,41 @@ def adaptive(
     inner = None if drafter is None else drafter.proposer
     nodes = lookup.proposer.num_nodes if inner is None else inner.num_nodes
     proposer = Adaptive(lookup.proposer, inner, widths_of(max(depth, nodes - 1)))
-    if seconds is not None:
-        seconds = tuple(float(second) for second in seconds)
-        if len(seconds) != len(proposer.options) or not all(0 < s for s in seconds):
-            raise ValueError(
-                f"seconds={shown(seconds)}; pass a time above 0 for each of the options "
-                f"{', '.join(f'{name} {depth}' for name, depth in proposer.options)}"
-            )
+    contexts, rows = _by_context(proposer, seconds)
     name = "prompt lookup" if drafter is None else f"prompt lookup and {drafter.name}"
     return AdaptiveDrafter(
         proposer=proposer,
         name=name,
         lookup=lookup,
         drafter=drafter,
-        seconds=seconds,
+        seconds=rows,
         prior=prior,
+        contexts=contexts,
     )
+
+
+def _by_context(
+    proposer: Adaptive, seconds: Sequence[float] | Mapping[int, Sequence[float]] | None
+) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...] | None]:
+    """Returns the contexts, ascending, and the checked seconds of each."""
+    if seconds is None:
+        return (), None
+    if not isinstance(seconds, Mapping):
+        return (), (_checked(proposer, seconds),)
+    if not seconds:
+        raise ValueError("seconds={}; pass the times for one context or more")
+    most = 2**31 - 1
+    for context in seconds:
+        whole("a context of seconds", context, 1, most, f"a whole number from 1 to {most}")
+    contexts = tuple(sorted(seconds))
+    return contexts, tuple(_checked(proposer, seconds[context]) for context in contexts)
+
+
+def _checked(proposer: Adaptive, seconds: Sequence[float]) -> tuple[float, ...]:
+    made = tuple(float(second) for second in seconds)
+    if len(made) != len(proposer.options) or not all(0 < s for s in made):
+        raise ValueError(
+            f"seconds={shown(made)}; pass a time above 0 for each of the options "
+            f"{', '.join(f'{name} {depth}' for name, depth in proposer.options)}"
+        )
+    return made

@@ -50,6 +50,7 @@ from specjax.processors import Processors
 from specjax.rules import RULES, Match, SyntheticAcceptance
 from specjax.sampling import Sampling, temperatures
 from specjax.text import Texts
+from specjax.tuning import contexts_of
 
 _GREATEST = 2**31 - 1
 _SLOTS_STEP = 128
@@ -92,6 +93,11 @@ class Prepared:
     def context(self) -> int:
         """The most tokens of a text, prompt included."""
         return int(self.lengths.max()) + self.new
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """The contexts by which an adaptive drafter has costs."""
+        return self.drafter.contexts if isinstance(self.drafter, AdaptiveDrafter) else ()
 
     @property
     def samples(self) -> bool:
@@ -176,6 +182,9 @@ def prepare(
     check_length("target", target, ids, new)
     if drafter.reader is not None:
         check_length("draft", drafter.reader, ids, new)
+    learns = isinstance(drafter, AdaptiveDrafter) and drafter.seconds is None
+    if isinstance(drafter, AdaptiveDrafter) and learns:
+        drafter = dataclasses.replace(drafter, contexts=contexts_of(longest + new))
     slots = drafter.slots(request.adapter, rows)
     drafter.check(target)
     proposer = drafter.proposer
@@ -196,7 +205,7 @@ def prepare(
         decoder=decoder,
         drafter=drafter,
         slots=slots,
-        learns=isinstance(drafter, AdaptiveDrafter) and drafter.seconds is None,
+        learns=learns,
         mesh=mesh,
         overlapped=apart,
         prompt=prompt,

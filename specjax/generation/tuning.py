@@ -207,6 +207,7 @@ def tune(
     placed = [place(one) for one in batches]
     decoder, proposer = batches[0].decoder, together.proposer
     assert learned is not None
+    learned.longer = None  # the new seconds are for all lengths of these texts
     ways = [
         _Way("plain" if not depth else f"{name} of {depth}", placed, _only(learned, index))
         for index, (name, depth) in enumerate(proposer.options)
@@ -255,14 +256,16 @@ def tune(
 
 
 def plan_of(
-    target: LanguageModel, draft: LanguageModel | None, *, batch: int, temperature: float
-) -> Plan | None:
+    target: LanguageModel, draft: LanguageModel | None, *, batch: int, temperature: float,
+    context: int = 1,
+) -> Plan | None:  # fmt: skip
     """Returns the plan that `tune` saved for these models, rows and device, or None.
 
-    It is the plan of texts of at most 1024 tokens.
+    It is the plan of texts of at most 1024 tokens, or of the power of two that holds `context`.
     """
     proposer = _together(target, [] if draft is None else [draft])[0].proposer
-    return saved_plan(about(Decoder(target.model, proposer, Match()), batch, temperature > 0))
+    decoder = Decoder(target.model, proposer, Match())
+    return saved_plan(about(decoder, batch, temperature > 0, context))
 
 
 _Passed = LanguageModel | Drafter

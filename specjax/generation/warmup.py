@@ -34,7 +34,7 @@ from specjax.parallel import (
     shard_params,
 )
 from specjax.sampling import folded_keys
-from specjax.tuning import Learned, about, keep_costs, option_seconds, read_costs, read_plan
+from specjax.tuning import Learned, about, keep_costs, read_costs, read_plan, seconds_by_context
 from specjax.types import ABSENT, DecodeState, Params
 
 WARM_STEPS = 16
@@ -120,12 +120,13 @@ def _kind(prepared: Prepared) -> Hashable:
         prepared.prompt, prepared.sampling, prepared.processors, prepared.eos,
         prepared.num_drafts, prepared.documents,
     )  # fmt: skip
+    contexts = prepared.contexts if prepared.learns else ()
     shapes = tuple((x.shape, x.dtype.name) for x in jax.tree.leaves(inputs))
     # Sampling needs noise for every draft, so a step with drafts has another price.
     samples = prepared.learns and prepared.samples
     return (
         prepared.decoder, prepared.mesh, prepared.overlapped, prepared.matchers is not None,
-        prepared.learns, samples, structure_of(inputs), shapes,
+        prepared.learns, samples, contexts, structure_of(inputs), shapes,
     )  # fmt: skip
 
 
@@ -152,9 +153,12 @@ def _compile(ready: Ready, started: float) -> Learned | None:
     if measures:
         measuring = time.perf_counter()
         budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
-        seconds = option_seconds(prepared.decoder, ready.params, restart, budget)
+        seconds, longer = seconds_by_context(
+            prepared.decoder, ready.params, restart, budget,
+            int(prepared.lengths.max()), prepared.context,
+        )  # fmt: skip
         prior = np.array(ready.params.proposer.prior)
-        learned = Learned(seconds, prior, time.perf_counter() - measuring)
+        learned = Learned(seconds, prior, time.perf_counter() - measuring, longer=longer)
         keep_costs(learned, *known)
     return learned
 

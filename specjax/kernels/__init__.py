@@ -1,10 +1,10 @@
-"""Products and attention of few rows on a CPU, compiled by LLVM.
+"""Products and attention of few rows, and random bits, on a CPU, compiled by LLVM.
 
 A step of decoding multiplies a few rows with every weight, so its least time is that of reading the
 weights.  XLA:CPU comes close to that only for a single row of float32.  These kernels read each
 weight from memory once, and the bits of a row do not depend on the number of rows.  The same holds
-for the keys and values of a cache.  Attention, packed matrices and experts have kernels for a GPU
-too (`gpu_attention.py`, `gpu_codes.py`, `gpu_experts.py`).
+for the keys and values of a cache.  Random bits are those of JAX.  Attention, packed matrices and
+experts have kernels for a GPU too (`gpu_attention.py`, `gpu_codes.py`, `gpu_experts.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     )
     from specjax.kernels.grouped import coding_of, few_rows_of_codes, takes_codes
     from specjax.kernels.narrow import (
+        few_rounded_rows,
         few_rows,
         few_rows_of,
         most_rows,
         takes,
+        takes_rounded,
         takes_stacked,
     )
     from specjax.kernels.paging import (
@@ -38,6 +40,13 @@ if TYPE_CHECKING:
         writes_pages,
     )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
+    from specjax.kernels.randomness import random_bits, takes_random_bits
+    from specjax.kernels.tpu_pages import (
+        few_queries_of_pages_on_tpu,
+        takes_pages_on_tpu,
+        write_pages_on_tpu,
+        writes_pages_on_tpu,
+    )
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -50,7 +59,9 @@ __all__ = [
     "few_experts_on_gpu",
     "few_queries",
     "few_queries_of_pages",
+    "few_queries_of_pages_on_tpu",
     "few_queries_on_gpu",
+    "few_rounded_rows",
     "few_rows",
     "few_rows_of",
     "few_rows_of_codes",
@@ -58,6 +69,7 @@ __all__ = [
     "least_kept_on_gpu",
     "most_rows",
     "parts_of_products",
+    "random_bits",
     "summed_norm_on_gpu",
     "takes",
     "takes_attention",
@@ -65,9 +77,14 @@ __all__ = [
     "takes_codes",
     "takes_experts_on_gpu",
     "takes_pages",
+    "takes_pages_on_tpu",
+    "takes_random_bits",
+    "takes_rounded",
     "takes_stacked",
     "together",
     "usable",
     "write_pages",
+    "write_pages_on_tpu",
     "writes_pages",
+    "writes_pages_on_tpu",
 ]

@@ -20,7 +20,9 @@ from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
 from specjax.kernels.rounded_codes import RoundedCodes
+from specjax.kernels.rounded_rows import RoundedRows
 from specjax.kernels.sharing import Work, handler
+from specjax.kernels.threefry import RandomBits
 from specjax.kernels.tiles import Tiles
 from specjax.kernels.writing import Writing
 
@@ -63,6 +65,19 @@ def writing(dtype: str, page: int) -> str:
     """Returns the name as `product`, for writing tokens into pages of this dtype."""
     work = Writing(dtype, page)
     return _registered(f"specjax_writing_{dtype}_{page}", work, "writing", dtype, page)
+
+
+def rounded_rows(dtype: str) -> str:
+    """Returns the name as `product`, for rows that are rounded to this dtype, which is int8."""
+    if VNNI not in byte_lanes():
+        raise ValueError("this processor does not multiply bytes by VNNI")
+    return _registered(f"specjax_rounded_rows_{dtype}", RoundedRows(), "rounded_rows", dtype)
+
+
+def random_bits(dtype: str) -> str:
+    """Returns the name as `product`, for random numbers of this dtype, which is uint32."""
+    work = RandomBits(machine().lanes)
+    return _registered(f"specjax_random_bits_{dtype}", work, "random_bits", dtype)
 
 
 _names: set[str] = set()

@@ -202,12 +202,18 @@ class Emitter:
         def larger(x: Value, y: Value) -> Value:
             return b.select(b.icmp_unsigned(">", x, y), x, y)
 
-        most = functools.reduce(larger, sizes)
-        while (count := most.type.count) > 1:
+        most = self.largest(functools.reduce(larger, sizes))
+        words = self.b.bitcast(most, INT32)
+        return b.bitcast(larger(words, ir.Constant(INT32, _LEAST)), FLOAT)
+
+    def largest(self, sizes: Value) -> Value:
+        """Returns the largest of float32 numbers without a sign, given by a vector of bits."""
+        b = self.b
+        while (count := sizes.type.count) > 1:
             half = count // 2
-            most = larger(self.lanes(most, range(half)), self.lanes(most, range(half, count)))
-        most = b.extract_element(most, ir.Constant(INT32, 0))
-        return b.bitcast(larger(most, ir.Constant(INT32, _LEAST)), FLOAT)
+            low, high = self.lanes(sizes, range(half)), self.lanes(sizes, range(half, count))
+            sizes = b.select(b.icmp_unsigned(">", low, high), low, high)
+        return b.bitcast(b.extract_element(sizes, ir.Constant(INT32, 0)), FLOAT)
 
     def larger(self, x: Value, y: Value) -> Value:
         """Returns the larger one, lane by lane; y where x is NaN."""
@@ -240,6 +246,25 @@ class Emitter:
                 for x, y in zip(values[::2], values[1::2], strict=True)
             ]
         return values[0]
+
+    def each_sum(self, vectors: Sequence[Value]) -> list[Value]:
+        """Returns the sum of each vector's lanes, whose order is the same for any number of them.
+
+        Neighbours are added until one lane is left.
+        """
+        found: list[Value] = []
+        at_once = vectors[0].type.count
+        for first in range(0, len(vectors), at_once):
+            mine = list(vectors[first : first + at_once])
+            many = len(mine)
+            while len(mine) & (len(mine) - 1):
+                mine.append(mine[-1])
+            total = self.sums(mine)
+            while total.type.count > len(mine):
+                even, odd = (self.lanes(total, range(i, total.type.count, 2)) for i in (0, 1))
+                total = self.add(even, odd)
+            found += [self.b.extract_element(total, ir.Constant(INT32, j)) for j in range(many)]
+        return found
 
     def widened(self, value: Value) -> Value:
         """Returns bfloat16 numbers, given as their bits, in float32: one, or a vector of them."""

@@ -185,7 +185,7 @@ class _Part(Beside):
                     following[k] = emit.multiply_add(product, factor, now[k])
         if alone:
             now = [b.fmul(total, alone[k % outputs][0]) for k, total in enumerate(now)]
-        sums = self._sums(now)
+        sums = emit.each_sum(now)
         for r in range(rows):
             place = b.add(b.mul(b.add(m, word(r)), self.outputs), i)
             for c in range(outputs):
@@ -241,24 +241,6 @@ class _Part(Beside):
                 total = self.emit.add_products(code, digit, total)
             return total
         return self.b.add(total, self.emit.products(pairs))
-
-    def _sums(self, vectors: Sequence[Value]) -> list[Value]:
-        """Returns the sum of each vector's lanes, whose order is the same for any number of them.
-
-        Neighbours are added until one lane is left.
-        """
-        found: list[Value] = []
-        for first in range(0, len(vectors), self.lanes):
-            mine = list(vectors[first : first + self.lanes])
-            many = len(mine)
-            while len(mine) & (len(mine) - 1):
-                mine.append(mine[-1])
-            total = self.emit.sums(mine)
-            while total.type.count > len(mine):
-                even, odd = (self.emit.lanes(total, range(i, total.type.count, 2)) for i in (0, 1))
-                total = self.emit.add(even, odd)
-            found += [self.b.extract_element(total, ir.Constant(INT32, j)) for j in range(many)]
-        return found
 
 
 _MOST_FP4 = int(2 * max(FP4))

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import kernels
-from specjax._internal.platforms import Device, by_platform, on_cpu, on_cuda, runs_triton
+from specjax._internal.platforms import (
+    Device,
+    by_platform,
+    on_cpu,
+    on_cuda,
+    on_tpu,
+    runs_triton,
+)
 from specjax.caches import KVCache, Memory, Pages, as_read, is_rounded, read_size
 from specjax.models.products import float32_dot_general
 
@@ -48,7 +55,7 @@ def attend(
 ) -> Array:
     """Computes softmax attention with an explicit mask.
 
-    Keys and values in pages are read in blocks of slots on every platform.
+    Keys and values in pages are read in blocks of slots, and by a kernel on one TPU.
 
     Args:
       query: [B, N, H, D]; H is a multiple of K.  It may be parts of several sizes D.
@@ -75,6 +82,11 @@ def attend(
     if isinstance(values, Pages):
         page = values.page
         mix = blocks(min(slots, max(BLOCK_SLOTS // page, 1) * page))
+        if isinstance(keys, Pages) and isinstance(query, jax.Array) and not values.split:
+            if kernels.takes_pages_on_tpu(query, keys.pool, values.pool):
+                other = functools.partial(_by_group, mix)
+                of_pages = functools.partial(_of_pages_on_tpu, factor, softcap)
+                return on_tpu(of_pages, other, query, keys, values, visible, sinks)
     elif width >= _WIDE and slots > BLOCK_SLOTS:
         mix = blocks(BLOCK_SLOTS)
     elif narrow:
@@ -82,6 +94,20 @@ def attend(
     else:
         mix = whole
     return _by_group(mix, query, keys, values, visible, sinks)
+
+
+def _of_pages_on_tpu(
+    scale: float,
+    softcap: float | None,
+    query: Array,
+    keys: Any,
+    values: Any,
+    visible: Array,
+    sinks: Array | None,
+) -> Array:
+    return kernels.few_queries_of_pages_on_tpu(
+        query, keys.pool, values.pool, keys.table, visible, scale, softcap, sinks
+    )
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))

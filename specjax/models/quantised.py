@@ -4,9 +4,9 @@
     xq = round(x / sx),  sx[m] = max_i |x[m, i]| / 127
 
 The sum is exact in int32, so a row of y depends bit for bit only on its own row of x.  Kernels are
-stored as [out, in], which XLA:CPU multiplies faster than [in, out].  On a CPU a single row is
-padded to two, because a single row takes ten times as long.  (qwix, which quantises Flax models
-too, does not pad it, and imports `flax.nnx`.)
+stored as [out, in], which XLA:CPU multiplies faster than [in, out].  On a CPU few rows are rounded
+and multiplied by one kernel.  Without it a single row is padded to two, because XLA takes ten times
+as long for one.  (qwix, which quantises Flax models too, does not pad it, and imports `flax.nnx`.)
 
 Quantising the draft changes how many drafts are accepted, never the text.  A quantised target is a
 different model from the original, and its texts differ.
@@ -15,6 +15,7 @@ different model from the original, and its texts differ.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -78,7 +79,7 @@ class _Kernel:
 def _round(x: Array) -> tuple[Array, Array]:
     """Rounds [..., K] to int8 [..., K] and float32 [..., 1], one scale per row."""
     x = x.astype(jnp.float32)
-    scale = jnp.abs(x).max(-1, keepdims=True) / _LARGEST
+    scale = jnp.abs(x).max(-1, keepdims=True) * jnp.float32(1 / _LARGEST)
     scale = jnp.where(scale == 0, 1, scale)
     return jnp.round(x / scale).astype(jnp.int8), scale
 
@@ -109,12 +110,15 @@ def _dot_general(
     other: Callable[..., Array],
     few: bool,
 ) -> Array:
-    """Returns `other`, and with `few` the kernels of `specjax.kernels` that take an `Int8`."""
+    """Returns `other`, or the product with an `Int8`.
+
+    With `few` the kernels of `specjax.kernels` multiply few rows.
+    """
     if not isinstance(kernel, _Kernel):
         return other(x, kernel, dimensions)
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
         raise ValueError(f"an int8 kernel contracts x's last axis with its first, not {dimensions}")
-    rounded, scale = _round(x)
+    stored = kernel.stored
 
     def product(x: Array, values: Array) -> Array:
         # With its axes kept.  A TPU would write the logits of flat rows again to part the axes.
@@ -128,9 +132,27 @@ def _dot_general(
         padding = ((0, 1 if len(rows) == 1 else 0), (0, 0))
         return product(jnp.pad(rows, padding), values)[: len(rows)].reshape(*x.shape[:-1], -1)
 
-    summed = on_cpu(flat, product, rounded, kernel.stored.values)
-    y = summed.astype(jnp.float32) * scale * kernel.stored.scale
-    return y.astype(x.dtype)
+    def scaled(x: Array, stored: Int8, product: Callable[..., Array]) -> Array:
+        rounded, scale = _round(x)
+        return product(rounded, stored.values).astype(jnp.float32) * scale * stored.scale
+
+    @jax.custom_jvp
+    def by_kernel(x: Array, stored: Int8) -> Array:
+        return kernels.few_rounded_rows(x, stored.values, stored.scale)
+
+    @by_kernel.defjvp
+    def _(primals: tuple[Array, Int8], tangents: tuple[Array, Int8]) -> tuple[Array, Array]:
+        return jax.jvp(functools.partial(scaled, product=flat), primals, tangents)
+
+    def cpu(x: Array, stored: Int8) -> Array:
+        if few and kernels.takes_rounded(x.size // x.shape[-1], stored.values):
+            return by_kernel(x, stored)
+        return scaled(x, stored, flat)
+
+    def accelerator(x: Array, stored: Int8) -> Array:
+        return scaled(x, stored, product)
+
+    return on_cpu(cpu, accelerator, x, stored).astype(x.dtype)
 
 
 _INT8: dict[Callable[..., Array], Callable[..., Array]] = {

@@ -70,6 +70,7 @@ class _Job:
     key: Array  # []
     documents: np.ndarray  # [1, X]
     expected: Sequence[int]
+    most: int  # new tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +170,7 @@ class Sampler:
         keys: Array | np.ndarray,
         *,
         samples: int = 1,
+        max_new_tokens: Sequence[int] | np.ndarray | None = None,
         params: Weights | None = None,
         expected: Sequence[Sequence[int] | None] | None = None,
         documents: Sequence[Sequence[Sequence[int]]] | None = None,
@@ -179,6 +181,8 @@ class Sampler:
           prompts: token ids of each prompt.
           keys: [N] PRNG keys, from `rollout_keys`; the samples of a prompt follow each other.
           samples: of each prompt; they share one reading of it.
+          max_new_tokens: of each sample, a list of N numbers, at most the sampler's own; by default
+            that one.
           params: the weights, of the shapes of the target's own; by default these.
           expected: the texts that are expected of the samples, a list of N with token ids or None,
             such as `Memory.expected` returns: those of the same keys, position by position.
@@ -186,8 +190,8 @@ class Sampler:
             lists, such as `Memory.documents` returns: those of other keys.
 
         Raises:
-          ValueError: prompts or expected texts that cannot be used, weights of other shapes, or two
-            samples of one prompt with one key, which would be clones.
+          ValueError: prompts, numbers of tokens or expected texts that cannot be used, weights of
+            other shapes, or two samples of one prompt with one key, which would be clones.
         """
         samples = whole("samples", samples, 1, 2**31 - 1, "a whole number, 1 or more")
         rows = encode(self.target, [list(prompt) for prompt in prompts])
@@ -195,6 +199,7 @@ class Sampler:
         check_length("target", self.target, rows, self.new)
         keys = keys_of_rows(keys, count)
         _refuse_clones(rows, keys, samples)
+        most = self._most(max_new_tokens, count)
         found = self._documents(rows, samples, expected, documents)
         given = [() if text is None else text for text in expected or [None] * count]
         # Where there is nothing to draft from, plain decoding has the faster program.
@@ -207,7 +212,8 @@ class Sampler:
         longest = max(map(len, rows))
         width = padded_length(longest)
         jobs = [
-            _Job(n, rows[n // samples], keys[n], found[n : n + 1], given[n]) for n in range(count)
+            _Job(n, rows[n // samples], keys[n], found[n : n + 1], given[n], most[n])
+            for n in range(count)
         ]
         capacity = capacity_for(drafting.drafter.proposer, width, longest + self.new)
         ends = tuple(self._ends)
@@ -218,6 +224,20 @@ class Sampler:
             for depth in drafting.depths.options
         }
         return _Run(self, decoders, drafting.depths, weights, width, _ordered(jobs)).until_done()
+
+    def _most(self, given: Sequence[int] | np.ndarray | None, count: int) -> list[int]:
+        """Returns the most new tokens of each sample."""
+        if given is None:
+            return [self.new] * count
+        wanted = f"a list of {count} numbers, one a sample"
+        numbers = listed("max_new_tokens", given, wanted)
+        if len(numbers) != count:
+            raise ValueError(f"max_new_tokens has {len(numbers)} entries; pass {wanted}")
+        bounds = f"in [1, {self.new}], the most of the sampler"
+        return [
+            whole(f"max_new_tokens[{n}]", number, 1, self.new, bounds)
+            for n, number in enumerate(numbers)
+        ]
 
     def _documents(
         self, rows: list[list[int]], samples: int, expected: object, documents: object
@@ -336,7 +356,10 @@ class _Run:
                 documents=job.documents,
             )
             self.read = job.prompt, state
-        return _as_sample(self.widest, self.params.proposer, self.read[1], job.documents, job.key)
+        limit = np.array([len(job.prompt) + job.most], np.int32)
+        return _as_sample(
+            self.widest, self.params.proposer, self.read[1], job.documents, job.key, limit
+        )
 
     def _fewer(
         self, state: DecodeState, held: list[_Held | None]
@@ -364,7 +387,7 @@ class _Run:
         self.depths.learn(size, depth, spent / max(int(new.target_passes.max()), 1))
         looks = not depth and any(row.known.left for row in live)
         text = to_host((state.tokens, state.length)) if looks else None
-        at = np.full(size, len(self.made.tokens), np.int32)
+        at, begins = np.full(size, len(self.made.tokens), np.int32), np.zeros(size, np.int32)
         for slot, row in enumerate(held):
             if row is None:
                 continue
@@ -375,10 +398,11 @@ class _Run:
             self.depths.accepted(row.known, depth, float(new.accepted[slot]) / passes)
             row.known.done += emitted
             if done[slot]:
-                at[slot], held[slot] = row.job.number, None
+                at[slot], begins[slot] = row.job.number, len(row.job.prompt)
+                held[slot] = None
         if (at < len(self.made.tokens)).any():
             self.passes += int(after.target_passes[at < len(self.made.tokens)].sum())
-            self.made = _collected(self.made, state, at)
+            self.made = _collected(self.made, state, at, begins)
         return state, held
 
 
@@ -427,9 +451,9 @@ def _emptied(rows: int, row: DecodeState) -> DecodeState:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _as_sample(
-    decoder: Decoder, weights: Any, row: DecodeState, documents: Array, key: Array
+    decoder: Decoder, weights: Any, row: DecodeState, documents: Array, key: Array, limit: Array
 ) -> DecodeState:
-    """Returns a row that read its prompt, with the key and the expected text of a sample."""
+    """Returns a row that read its prompt, with the key, expected text and limit of a sample."""
     count, tokens = row.length - 1, row.tokens
     block = Block(tokens, jnp.zeros((*tokens.shape, 1)), count, None, documents)
 
@@ -446,7 +470,7 @@ def _as_sample(
         return proposer.start(weights, block, decoder.capacity)
 
     made = begun(decoder.proposer, weights, row.proposer)
-    return dataclasses.replace(row, proposer=made, key=key[None])
+    return dataclasses.replace(row, proposer=made, key=key[None], limit=limit)
 
 
 @jax.jit
@@ -455,11 +479,12 @@ def _taken(state: DecodeState, rows: Array) -> DecodeState:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _collected(made: Rollouts, state: DecodeState, at: Array) -> Rollouts:
-    """Writes the rows of a state to the samples `at` [B]; a number behind the last is dropped."""
-    width = made.tokens.shape[1]
-    begins = state.limit - width
-    place = begins[:, None] + jnp.arange(width)
+def _collected(made: Rollouts, state: DecodeState, at: Array, begins: Array) -> Rollouts:
+    """Writes the new tokens of rows, from `begins` [B] on, to the samples `at` [B].
+
+    A number behind the last sample is dropped.
+    """
+    place = begins[:, None] + jnp.arange(made.tokens.shape[1])
     mask = place < state.length[:, None]
     assert state.logprobs is not None
 

@@ -7,7 +7,7 @@ from specjax._internal.lazily import lazily
 if TYPE_CHECKING:
     from specjax.serve.engine import Engine
     from specjax.serve.handle import Busy, Closed, Guess, Handle, Increment, Served, Times
-    from specjax.serve.layout import Fleet
+    from specjax.serve.layout import Fleet, Slice
     from specjax.serve.listening import ServerOptions, check_packages, check_traces, run_server
     from specjax.serve.offline import RowWriter, row_seed, write_texts
     from specjax.serve.resuming import Delivered, Disagreement
@@ -30,6 +30,7 @@ __all__ = [
     "RowWriter",
     "Served",
     "ServerOptions",
+    "Slice",
     "Times",
     "check_packages",
     "check_traces",

@@ -1,8 +1,7 @@
 """Compiles the programs of an engine, and holds the batch that they work on.
 
     read        a chunk of a prompt, into a row of its own, or chunks of several prompts
-    begin       that row as a state of the decoder
-    insert      the row, into a slot of the batch
+    insert      that row as a state of the decoder, into a slot of the batch
     run         a few steps of the rows of one width
     peek        the new tokens of every slot, as one small array for the host
     copy        the first tokens of a slot, as a row that continues from there
@@ -64,7 +63,7 @@ from specjax.serve.reading import Reader, Reading, padded, widths
 from specjax.serve.shardings import Shardings
 from specjax.types import DecodeState, Params, Stats
 
-MOST_STEPS = 32
+MOST_STEPS = 16
 """The most steps in a turn."""
 
 _EMPTY_TURNS = 9
@@ -140,7 +139,10 @@ class Device:
         self._read_rows = jax.jit(self._rows_read_on, donate_argnums=(1, 2))
         self._together = frozenset[int]()  # widths of passes that may have several rows
         self._begin = jax.jit(self._begun)
-        window = MOST_STEPS * (several.max_depth + 1)
+        self._insert = jax.jit(self._inserted, donate_argnums=0)
+        self._layout: tuple[NamedSharding | None, ...] | None = None  # of the batch
+        # The turn before may have no news yet when a turn is asked for its own.
+        window = 2 * MOST_STEPS * (several.max_depth + 1)
         self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
         self._recorded = jax.jit(lambda *x: self._places.known(_recorded(*x)))
         self._copy = jax.jit(self._copied if pages is None else self._first)
@@ -166,6 +168,7 @@ class Device:
             width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))
             for width in self._widths()
         }
+        self._runners: dict[int, Callable[[Params, DecodeState, int], DecodeState]] = {}
         self._width = np.zeros(slots, int)  # of the steps of the row in each slot
         self.state: DecodeState | None = None
         self.chunk_seconds = 0.0  # of a pass over a whole chunk of a prompt
@@ -233,8 +236,8 @@ class Device:
                 for width in widths(self.chunk)
                 if 2 * width >= self.chunk and self._is_alike(width)
             )
-        one = self.begin(reading, row)
-        self.state = self._tile(one)
+        self.state = self._tile(self._begin(self.params, reading, *self._inputs(row)))
+        self._layout = layout(self.state)
         if self.pages is not None:
             table = np.zeros((self.slots, self.pages.of_a_row), np.int32)
             self.place(table, np.ones((self.slots, len(self.several.parts)), bool))
@@ -248,7 +251,9 @@ class Device:
             self.copy(0, 0)
         # Twice on a mesh: XLA may write the shardings of its first results in another way.
         for _ in range(1 if self._places.mesh is None else 2):
-            self.insert(0, one, row)
+            self.insert(0, reading, row)
+            if self._places.mesh is not None:
+                self.insert(0, reading, row)  # as under load, into what the insert before made
             self.end(np.ones(self.slots, bool))
             for width in self._decoders:
                 self._run(width, 1, np.zeros(self.slots, bool))
@@ -399,10 +404,6 @@ class Device:
         held = Reading(self.state.cache, several.own, several.ends)
         return self._copy(held, np.int32(slot), np.int32(count))
 
-    def begin(self, reading: Reading, row: Row) -> DecodeState:
-        """Returns the state of a row whose prompt is read."""
-        return self._begin(self.params, reading, *self._inputs(row))
-
     def check_memory(self, row: Row) -> None:
         """Raises ValueError if a batch cannot fit, before anything is compiled.
 
@@ -462,12 +463,11 @@ class Device:
         choice = self.several.chosen(row.choice, len(row.expected) > 0)
         return [part for part in choice if part != PLAIN]
 
-    def insert(self, slot: int, begun: DecodeState, row: Row) -> None:
-        """Puts the state `begun` of a row into a slot."""
+    def insert(self, slot: int, reading: Reading, row: Row) -> None:
+        """Puts a row whose prompt is read into a slot."""
         assert self.state is not None
-        # The caches of a row name its own sharding, and those of the batch another one.
-        alike = jax.tree.unflatten(jax.tree.structure(self.state), jax.tree.leaves(begun))
-        self.state = self.decoder.insert(self.state, slot, alike)
+        given = self.params, reading, *self._inputs(row)
+        self.state = self._insert(self.state, np.int32(slot), *given)
         needed = max([1, *(self.several.parts[part].num_nodes for part in self.parts_of(row))])
         self._width[slot] = min(width for width in self._decoders if width >= needed)
 
@@ -490,11 +490,12 @@ class Device:
         done = state.done
         if waiting is not None:
             state = dataclasses.replace(state, done=self._end(done, waiting))
-        run = self._decoders[width].run
-        if self.pages is None:
-            state = run(self.params, state, steps)
-        else:
-            state = run(self.params, with_pages(state, self.pools), steps)
+        if self.pages is not None:
+            state = with_pages(state, self.pools)
+        if width not in self._runners:
+            self._runners[width] = self._decoders[width].runner(self.params, state)
+        state = self._runners[width](self.params, state, steps)
+        if self.pages is not None:
             state, self.pools = without_pages(state)
         if waiting is not None:
             state = dataclasses.replace(state, done=self._resumed(waiting, done, state.done))
@@ -537,7 +538,7 @@ class Device:
     def compiled(self) -> int:
         """The number of programs that were compiled for this engine so far, except for `run`."""
         programs = (
-            self._empty, self._read, self._read_rows, self._begin, self._peek, self._recorded,
+            self._empty, self._read, self._read_rows, self._insert, self._peek, self._recorded,
             self._copy, self._end, self._resumed, self._tile, self._copy_page, self._clear,
             self._tables, self._table, self._snapshot,
         )  # fmt: skip
@@ -632,6 +633,15 @@ class Device:
             processors = self._observed(processors, prompt, length - delivered, delivered, eos)
             state = dataclasses.replace(state, processors=processors)
         return self._places.row(state)
+
+    def _inserted(
+        self, state: DecodeState, slot: Array, params: Params, reading: Reading, *inputs: Any
+    ) -> DecodeState:
+        row = self._begun(params, reading, *inputs)
+        # The caches of a row name its own sharding, and those of the batch another one.
+        leaves, structure = jax.tree.flatten(state)
+        put = [x.at[slot].set(y[0]) for x, y in zip(leaves, jax.tree.leaves(row), strict=True)]
+        return constrain_like(jax.tree.unflatten(structure, put), self._layout)
 
     def _observed(
         self, processors: Processors, text: Array, start: Array, count: Array, eos: Array

@@ -1,8 +1,8 @@
 """An engine over several processes: process 0 decides, and all of them do what it says.
 
-    process 0    queue, clock, clients    [7: read, begin, insert, run 4, peek]
+    process 0    queue, clock, clients    [7: read, insert, run 4, peek]
                                                  |                  one message a turn
-    process 1    no queue, no clock       [7: read, begin, insert, run 4, peek]
+    process 1    no queue, no clock       [7: read, insert, run 4, peek]
 
 A decision is a call of `Device`, with numbers of the host as arguments, so every process runs the
 same programs in the same order, which is what its devices need to work together.  Messages are
@@ -146,12 +146,11 @@ class Receiver:
 
 
 class Doing:
-    """Does decisions with a device, which works on one prompt and one begun row at a time."""
+    """Does decisions with a device, which works on one prompt at a time."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._seen = device, b""
         self._reading: Any = None
-        self._begun: Any = None
         self._unseen: Callable[[], list[News]] | None = None
 
     @property
@@ -177,12 +176,9 @@ class Doing:
     def _read(self, *arguments: Any) -> None:
         self._reading = self._device.read(self._reading, *arguments)
 
-    def _begin(self, row: Row) -> None:
-        self._begun, self._reading = self._device.begin(self._reading, row), None
-
     def _insert(self, slot: int, row: Row) -> None:
-        self._device.insert(slot, self._begun, row)
-        self._begun = None
+        self._device.insert(slot, self._reading, row)
+        self._reading = None
 
     def _end(self, ended: np.ndarray) -> None:
         self._device.end(ended)
@@ -208,7 +204,7 @@ class Doing:
 
 
 class _Held:
-    """Stands for a reading or a begun row, which only `Doing` holds."""
+    """Stands for a reading, which only `Doing` holds."""
 
 
 class Leader:
@@ -260,10 +256,7 @@ class Leader:
     def read(self, reading: _Held, *arguments: Any) -> _Held:
         return self._decide("read", *arguments)
 
-    def begin(self, reading: _Held, row: Row) -> _Held:
-        return self._decide("begin", row)
-
-    def insert(self, slot: int, begun: _Held, row: Row) -> None:
+    def insert(self, slot: int, reading: _Held, row: Row) -> None:
         self._decide("insert", slot, row)
 
     def end(self, ended: np.ndarray) -> None:

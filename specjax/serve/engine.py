@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 import jax
+import numpy as np
 
 from specjax._internal.checks import flag, items, settle, shown, typed, whole
 from specjax.contract import Rule
@@ -34,7 +36,7 @@ from specjax.serve.decisions import Leader, Receiver, connected, follow
 from specjax.serve.handle import Handle
 from specjax.serve.identity import model_hash
 from specjax.serve.page_sizes import PAGE, PAGES, PageSizes
-from specjax.serve.per_row import PLAIN, PerRow
+from specjax.serve.per_row import PLAIN, Limits, PerRow
 from specjax.serve.reading import Reader
 from specjax.serve.resuming import Delivered
 from specjax.serve.scheduler import Admission, Load, Scheduler
@@ -82,6 +84,7 @@ class Engine:
         page: int = PAGE,
         expected: int | None = None,
         synthetic_acceptance: SyntheticAcceptance | None = None,
+        drafts_by_context: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         """Compiles all programs, and starts to serve.
 
@@ -109,6 +112,9 @@ class Engine:
             a CPU those of requests with expected texts, elsewhere all.
           synthetic_acceptance: for measurements alone: drafts are accepted as it says, right or
             wrong.  Texts are worthless, and `model_hash` begins with "synthetic-".
+          drafts_by_context: the most drafts of a step, by the name of a drafter and the tokens of
+            the text: {"draft": {4096: 4, 8192: 0}} drafts nothing in texts above 4096 tokens.  The
+            last number is that of all longer texts.  The text stays the same.
 
         Raises:
           ValueError: a number or a drafter that cannot be used, or too little free memory.
@@ -156,7 +162,8 @@ class Engine:
             logprobs,
         )  # fmt: skip
         own = tuple(_arrays(part, target) for part in loaded)
-        params = Params(target.params, own + (None,) * len(aligned))
+        limits = _limits(drafts_by_context, loaded, len(aligned))
+        params = Params(target.params, own + (None,) * len(aligned) + limits)
         pages = None
         if cache_tokens is not None:
             reader = Reader(target.model, several, decoder.capacity, chunk)
@@ -415,6 +422,40 @@ def _rule(
             )
     synthetic.check_depth(max((p.drafter.proposer.max_depth for p in loaded), default=0))
     return synthetic.constant()
+
+
+def _limits(
+    given: Mapping[str, Mapping[int, int]] | None, loaded: Sequence[Loaded], others: int
+) -> tuple[Limits, ...]:
+    """Returns the limits of all drafters, and of `others` more parts that have none; or ()."""
+    typed("a dict from names of drafters", Mapping | None, drafts_by_context=given)
+    if not given:
+        return ()
+    names, most = [part.name for part in loaded], 2**31 - 1
+    for name, table in given.items():
+        settle((
+            name not in names,
+            f"drafts_by_context has the name {shown(name)}; the drafters are {', '.join(names)}",
+        ))  # fmt: skip
+        called = f"drafts_by_context[{name!r}]"
+        typed("a dict from tokens to drafts", Mapping, **{called: table})
+        settle((not table, f"{called} is empty: leave it out"))
+        for context, drafts in table.items():
+            whole(f"a context of {called}", context, 1, most, "a whole number above 0")
+            whole(f"{called}[{context}]", drafts, 0, most, "a whole number, 0 or greater")
+        numbers = [table[context] for context in sorted(table)]
+        settle((
+            any(before == 0 < after for before, after in itertools.pairwise(numbers)),
+            f"{called}={shown(table)} drafts again after no drafts: the drafter has not read that "
+            "text, so pass 0 for all longer texts",
+        ))  # fmt: skip
+    contexts = sorted({context for table in given.values() for context in table})
+    drafts = np.full((len(contexts), len(names) + others), most, np.int32)
+    for name, table in given.items():
+        for row, context in enumerate(contexts):
+            at = min((c for c in table if c >= context), default=max(table))
+            drafts[row, names.index(name)] = table[at]
+    return (Limits(jax.device_put(np.array(contexts, np.int32)), jax.device_put(drafts)),)
 
 
 def _check_mesh(target: LanguageModel, slots: int) -> None:

@@ -166,6 +166,7 @@ class Handle:
         self._wakers: list[Callable[[], None]] = []
         self._tokens: list[int] = []
         self._guesses: list[Guess] = []
+        self._known: dict[int, Guess] = {}  # by their codes
         self._drafts = 0  # of the guesses
         self._logprobs: list[Logprobs] = []
         self._times = Times(time.perf_counter())
@@ -243,6 +244,17 @@ class Handle:
                     yield increment
                 if ended:
                     return
+
+    def before(self, new: Increment) -> Increment:
+        """Returns all that is before an increment, as one increment.
+
+        The tokens that were delivered before are no part of the increments that a reader gets.
+        """
+        with self._changed:
+            tokens, guesses = self._tokens[: new.start], self._guesses[: new.start]
+            logprobs = self._joined(0, new.start)
+        text = self.texts.decode(0, tokens)[: new.offset]
+        return Increment(text, tokens, guesses, logprobs, 0, 0, self.texts.pieces(0, tokens, text))
 
     @contextlib.contextmanager
     def _waking(self) -> Iterator[asyncio.Event]:
@@ -371,7 +383,7 @@ class Handle:
 
     def _guesses_of(self, codes: list[int], accepted: int) -> list[Guess]:
         """Returns the proposers of the new tokens, of which there is at least one."""
-        guesses = [self._guess(*unpack(code)) for code in codes]
+        guesses = [self._known.get(code) or self._guess_of(code) for code in codes]
         self._drafts += sum(guess.depth > 0 for guess in guesses)
         if self._drafts < accepted:
             # A code says that the last token of a step was drawn by the target.  That is wrong
@@ -381,6 +393,9 @@ class Handle:
             depth = 1 + sum(guess.depth for guess in before)
             guesses[-1] = self._guess(depth, *unpack(codes[-1])[1:])
         return guesses
+
+    def _guess_of(self, code: int) -> Guess:
+        return self._known.setdefault(code, self._guess(*unpack(code)))
 
     def _guess(self, depth: int, column: int, offered: int) -> Guess:
         return Guess(depth, self._drafters[column] if depth else None, offered)

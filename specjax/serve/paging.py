@@ -34,7 +34,8 @@ class Running:
     """A row that takes part in a turn."""
 
     slot: int
-    length: int  # of prompt and output
+    length: int  # of prompt and output, as the host knows it
+    ahead: int  # steps that the device was asked for, whose tokens the host does not know
     row: Row
 
 
@@ -118,7 +119,7 @@ class Paging:
         for one in running:
             parts = self._device.parts_of(one.row)
             depth = max([0, *(self._device.several.parts[part].max_depth for part in parts)])
-            most = min(one.length + steps * (depth + 1), one.row.limit)
+            most = min(one.length + (one.ahead + steps) * (depth + 1), one.row.limit)
             more.append(max(0, self._needed(one.row, most) - len(self._pages[one.slot])))
         taken = self.store.take(sum(more))
         if taken is None:
@@ -135,7 +136,8 @@ class Paging:
     def place(self) -> None:
         """Shows the device the tables, if they have changed."""
         if self._changed:
-            self._device.place(self._tables, self._uses)
+            # A program that waits for the turn before it may still read the host's own arrays.
+            self._device.place(self._tables.copy(), self._uses.copy())
             self._changed = False
 
     def _needed(self, row: Row, tokens: int) -> int:

@@ -39,6 +39,18 @@ class SeveralState:
     ends: Array | None = None
 
 
+@struct.dataclass
+class Limits:
+    """The most drafts of a step by the length of the text: the last entry of the parameters."""
+
+    contexts: Array  # [C] int32, ascending
+    drafts: Array  # [C, P] int32 of each part, for texts up to the context; the last for all longer
+
+    def at(self, length: Array) -> Array:
+        """Returns [B, P], for texts of so many tokens [B]."""
+        return self.drafts[(length[:, None] > self.contexts[:-1]).sum(1)]
+
+
 @dataclasses.dataclass(frozen=True)
 class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
     """Gives each row the drafts of the proposer that it chose, or of its next choice, or none.
@@ -52,6 +64,8 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
       parts: the proposers, chains and trees; none of them drafts in the target's cache.
       width: only those of at most this many nodes draft, and what the others have read stays as it
         is; None: all draft.
+
+    The parameters are those of the parts, and after them `Limits`, if there are any.
 
     If one of the parts is an `Aligned`, it is the last one, and it is the first choice of rows of
     which a text is expected; others leave that choice empty.
@@ -168,11 +182,16 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
             context.pending[:, None], jnp.full((rows, 1), ABSENT, jnp.int32), context.pending
         )
         made, own = {}, list(state.own)
+        limits = params[len(self.parts)] if len(params) > len(self.parts) else None
         for index in self.drafting:
-            wanted = (state.choice == index).any(1) & (limit > 0)
-            made[index], own[index] = self._drafts(
-                index, params, state, context, wanted, limit, blank
-            )
+            most = limit
+            if isinstance(limits, Limits):
+                assert context.length is not None  # the decoder passes it
+                most = jnp.minimum(limit, limits.at(context.length)[:, index])
+                context = dataclasses.replace(context, num_drafts=most)
+            wanted = (state.choice == index).any(1) & (most > 0)
+            drafts, own[index] = self._drafts(index, params, state, context, wanted, most, blank)
+            made[index] = drafts if most is limit else self._cut(*drafts, most)
         (tokens, parent), used = blank, jnp.zeros(rows, jnp.int32)
         for column in reversed(range(self.columns)):
             for index, (drafted, below) in made.items():
@@ -231,6 +250,11 @@ class PerRow(Proposer[tuple[ArrayTree, ...], SeveralState]):
         begun = wanted.any(), blank, state.own[index]
         _, drafts, own = jax.lax.while_loop(lambda carry: carry[0], turn, begun)
         return drafts, own
+
+    def _cut(self, tokens: Array, parent: Array, most: Array) -> tuple[Array, Array]:
+        """Returns tokens and parents without the drafts deeper than `most` [B]."""
+        depth = jax.vmap(lambda row: Tree.of(row, self.max_depth, self.is_chain).depth)(parent)
+        return tokens, jnp.where(depth <= most[:, None], parent, ABSENT)
 
     def _padded(self, tokens: Array, parent: Array, pending: Array) -> tuple[Array, Array]:
         """Returns tokens and parents with `num_nodes` nodes: absent ones are added."""

@@ -2,10 +2,12 @@
 
     queue -> prompts that are read in chunks -> slots of the batch -> the handles
 
-A turn reads chunks of prompts and then runs a few steps of the batch.  While texts are written it
+A turn reads chunks of prompts and then runs a few steps of the batch.  The device has the next turn
+before the host reads the tokens of this one, so it does not wait for the host.  Who has left is
+known a turn late, and a row that is done changes no more.  While texts are written a turn
 reads for at most one and a half times what a turn without reading takes, but always one chunk, so
-that no text waits long.  While none is, a turn reads as many chunks as there are slots, and the
-first steps of these prompts are taken together.
+that no text waits long.  While none is, a turn reads half as many chunks as there are slots, and
+the first steps of these prompts are taken together.
 
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
@@ -23,7 +25,7 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -48,8 +50,13 @@ _READING = 1.5
 _LOOK = 0.05
 """Seconds between two looks at cancelled requests while the engine is paused."""
 
-_HOST_SHARE = 0.05
-"""The largest share of a turn's time that the host may cost apart from the steps."""
+_HOST_SHARE = {True: 0.05, False: 0.5}
+"""The largest share of a turn in which the host works, where it has the cores of the device (True)
+and where it does not.
+"""
+
+_GAP = 1e-3
+"""The most seconds that a free slot waits for the next request of the client that had it."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,6 +92,17 @@ class _Slot:
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     uses: frozenset[int] = frozenset()  # the parts that have read this prompt
     salt: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A turn that the device has been asked for, and whose news the host has not read."""
+
+    news: Callable[[], list[News]]
+    slots: list[_Slot | None]  # that took part
+    length: list[int]  # of the rows, as the host knew it
+    steps: int
+    reads: bool  # chunks of prompts in the same turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +164,10 @@ class Scheduler:
         self._finished = self._cancelled = self._prompt_tokens = self._copied_tokens = 0
         self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
         self._turn_seconds = 0.0  # of a turn without reading
+        self._asked: collections.deque[_Asked] = collections.deque()
         self._undelivered: list[_Undelivered] = []
         self._arrived: float | None = None  # when the turn before was done; None: there was none
+        self._waited = 0.0  # seconds for the device since then
         self._paging = None if device.pages is None else Paging(device)
         self._numbers, self._set_back_rows = itertools.count(), 0
         self._thread = threading.Thread(target=self._serve, name="specjax engine", daemon=True)
@@ -230,7 +250,6 @@ class Scheduler:
     def pause(self, mode: str) -> int:
         """Stops the turns, as `Engine.pause`; for `call`.  Returns how many requests there were."""
         count = len(self._queue) + len(self._admissions) + len(self._running())
-        self._deliver_all()
         if mode == "abort":
             with self._changed:
                 handles = [admission.handle for admission in self._queue]
@@ -343,7 +362,7 @@ class Scheduler:
         try:
             while self._wait_for_work():
                 if self._calls or self._paused:
-                    self._deliver_all()
+                    self._settle_all()
                 while self._calls:
                     self._calls.popleft()()
                 if self._paused:
@@ -353,7 +372,7 @@ class Scheduler:
         except Exception as error:  # whatever it is, nobody may wait for ever
             self._error = error
         with contextlib.suppress(Exception):  # of the device
-            self._deliver_all()
+            self._settle_all()
         error = Closed("the engine was closed before this text was finished")
         if self._error is not None:
             error = Closed(f"the engine has stopped: {self._error!r}")
@@ -386,44 +405,87 @@ class Scheduler:
     def _has_work(self) -> bool:
         running = any(slot.handle is not None for slot in self._slots)
         waiting = bool(self._queue) or bool(self._admissions)
-        return waiting or running or bool(self._undelivered)
+        return waiting or running or bool(self._asked)
 
     def _turn(self) -> None:
-        """Drops cancelled requests, reads chunks of prompts, and runs a few steps.
+        """Drops cancelled requests, reads chunks of prompts, and asks for a few steps.
 
-        The new tokens of the turn before are delivered while the device works.
+        Then it takes the news of the turn before, while the device works.
         """
-        began = time.perf_counter()
+        if not self._asked:
+            self._arrived, self._waited = time.perf_counter(), 0.0
         self._drop_cancelled()
         reads = self._read_some()
         # While a prompt is read, its text waits for every step.
         steps = self._make_room(1 if reads else self._steps)
-        live = np.array([slot.handle is not None for slot in self._slots])
-        if not live.any():
+        left = self._steps_left()
+        if left:
+            self._ask(self._up_to_an_end(steps, left.values()), set(left), reads)
+        else:
             self._device.tell()
-            self._deliver_all()
-            self._arrived = None
-            return
-        ran = time.perf_counter()
-        self._device.run(steps, live)
+        if self._asked and (len(self._asked) > 1 or not left):
+            self._take_news()
+
+    def _steps_left(self) -> dict[int, int]:
+        """Returns the steps that each row can still take; each writes a token, or more."""
+        found = {}
+        for number, slot in enumerate(self._slots):
+            if slot.handle is not None and slot.admission is not None:
+                left = slot.admission.row.limit - slot.length - self._steps_of(slot)
+                if left > 0:
+                    found[number] = left
+        return found
+
+    def _up_to_an_end(self, steps: int, left: Iterable[int]) -> int:
+        """Returns fewer steps where a row ends in the second half of so many and another waits."""
+        if not self._queue and not self._admissions:
+            return steps
+        return min([steps, *(one for one in left if 2 * one >= steps)])
+
+    def _steps_of(self, slot: _Slot) -> int:
+        """Returns the steps of a row that the device was asked for, without news so far."""
+        return sum(one.steps for one in self._asked if any(x is slot for x in one.slots))
+
+    def _ask(self, steps: int, rows: set[int], reads: bool) -> None:
+        """Asks the device for steps of the rows in these slots, and for their tokens."""
+        live = np.array([number in rows for number in range(len(self._slots))])
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
-        news_of = self._device.peek(length, written)
-        asked = time.perf_counter()
-        self._deliver_all()
-        delivering = time.perf_counter() - asked
-        news = news_of()
+        self._device.run(steps, live)
+        news = self._device.peek(length, written)
+        slots = [slot if n in rows else None for n, slot in enumerate(self._slots)]
+        self._asked.append(_Asked(news, slots, length.tolist(), steps, reads))
+
+    def _take_news(self) -> None:
+        """Waits for the oldest turn that the device was asked for, and delivers its tokens."""
+        asked, began = self._asked.popleft(), time.perf_counter()
+        news = asked.news()
         arrived = time.perf_counter()
-        for number, (slot, new) in enumerate(zip(self._slots, news, strict=True)):
-            if slot.handle is not None:
-                self._settle(number, slot, new)
-        if not reads:
-            starting = min(self._device.turn_seconds, arrived - ran)
-            # What is done while the device works takes cores from it, if it is a CPU.
-            host = ran - (self._arrived or began) + delivering + starting
-            self._adapt(host, arrived - ran - starting, steps)
-            self._turn_seconds += 0.1 * (arrived - began - self._turn_seconds)
-        self._arrived = arrived
+        self._waited += arrived - began
+        assert self._arrived is not None
+        turn = arrived - self._arrived
+        if not asked.reads and turn > 0:
+            self._adapt(turn - self._waited, turn, asked.steps)
+            self._turn_seconds += 0.1 * (turn - self._turn_seconds)
+        self._arrived, self._waited = arrived, 0.0
+        free = False
+        for number, (slot, new) in enumerate(zip(asked.slots, news, strict=True)):
+            if slot is not None and slot is self._slots[number] and slot.handle is not None:
+                self._settle(number, slot, new, asked.length[number])
+                free |= new.done
+        self._deliver_all()
+        if free and self._asked:
+            # The device works, so there is time for a client that goes on with another request.
+            began = time.perf_counter()
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing, _GAP)
+            self._waited += time.perf_counter() - began
+
+    def _settle_all(self) -> None:
+        """Takes and delivers all news."""
+        self._deliver_all()
+        while self._asked:
+            self._take_news()
 
     def _make_room(self, steps: int) -> int:
         """Gives the rows pages for the coming steps, and returns how many steps there will be.
@@ -434,7 +496,7 @@ class Scheduler:
             return steps
         while True:
             running = [
-                Running(number, slot.length, slot.admission.row)
+                Running(number, slot.length, self._steps_of(slot), slot.admission.row)
                 for number, slot in enumerate(self._slots)
                 if slot.handle is not None and slot.admission is not None
             ]
@@ -454,9 +516,8 @@ class Scheduler:
         is the same, and what is known already is not delivered twice.
         """
         assert self._paging is not None
-        running = len(self._running())
-        self._deliver_all()
-        if len(self._running()) < running:  # a stop string gave pages back
+        if self._asked:  # with their news some rows may be done, and others need less
+            self._settle_all()
             return
         if self._admissions:  # their texts have not begun, or wait anyway
             self._put_back(self._stopped_reading(1))
@@ -473,17 +534,18 @@ class Scheduler:
             self._set_back_rows += 1
         self._device.end(np.arange(len(self._slots)) == number)
 
-    def _adapt(self, host: float, device: float, steps: int) -> None:
-        """Chooses the number of steps of the next turns by the seconds of this one.
+    def _adapt(self, host: float, turn: float, steps: int) -> None:
+        """Chooses the number of steps of the next turns by the seconds of one.
 
         Args:
-          host: seconds of the turn that more steps would not have made longer.
-          device: seconds of its steps.
+          host: the seconds in which the host did not wait for the device.
+          turn: the seconds between the news of the turn before and its own.
+          steps: of this turn.
         """
-        share = host / (host + device)
-        self._host_share += 0.1 * (share - self._host_share)
-        needed = host / _HOST_SHARE / max(device / steps, 1e-9)
-        wanted = min(MOST_STEPS, max(1, round(needed)))
+        self._host_share += 0.1 * (host / turn - self._host_share)
+        most = _HOST_SHARE[not self._device.pads]
+        step = max(turn, self._device.turn_seconds) / steps
+        wanted = min(MOST_STEPS, max(1, round(host / most / step)))
         # A slow turn of the host is often chance: one step more or less at a time.
         self._steps += int(np.sign(wanted - self._steps))
 
@@ -492,7 +554,7 @@ class Scheduler:
         running = [number for number, slot in enumerate(self._slots) if _is_cancelled(slot)]
         ended = np.zeros(len(self._slots), bool)
         if running:
-            self._deliver_all()
+            self._settle_all()
         for number in running:
             slot = self._slots[number]
             handle, prepared, counts = slot.handle, slot.prepared, slot.counts
@@ -523,7 +585,7 @@ class Scheduler:
 
     def _read_some(self) -> bool:
         """Reads chunks of prompts.  Returns False if there was nothing to read."""
-        most = len(self._slots)
+        most = max(ROWS, len(self._slots) // 2)
         if self._running():
             most = int(_READING * self._turn_seconds / self._device.chunk_seconds)
         left = self._device.chunk * max(1, min(most, len(self._slots)))
@@ -606,7 +668,7 @@ class Scheduler:
         """Puts a prompt that is read into a slot."""
         row, device = admission.row, self._device
         assert admission.reading is not None
-        device.insert(number, device.begin(admission.reading, row), row)
+        device.insert(number, admission.reading, row)
         if self._paging is not None:
             pages, admission.pages = admission.pages, []
             snapshots, admission.snapshots = admission.snapshots, {}
@@ -673,12 +735,20 @@ class Scheduler:
         """Returns the free slot with the shortest prompt: the longer ones may be copied again."""
         return min(free, key=lambda number: len(self._slots[number].prompt))
 
-    def _settle(self, number: int, slot: _Slot, new: News) -> None:
-        """Takes what the device says of a row, and frees its slot if it is done."""
+    def _settle(self, number: int, slot: _Slot, new: News, known: int) -> None:
+        """Takes what the device says of a row, and frees its slot if it is done.
+
+        Args:
+          known: the tokens of the row when the device was asked.
+        """
         handle, prepared, recorded = slot.handle, slot.prepared, None
         assert handle is not None and prepared is not None
+        again = slot.length - known  # tokens of the turn before, which had no news then
+        new = dataclasses.replace(new, tokens=new.tokens[again:], origin=new.origin[again:])
         if handle.wants is not None and new.tokens:
+            began = time.perf_counter()
             recorded = self._device.recorded(number)  # before another row is in the slot
+            self._waited += time.perf_counter() - began  # for the turn that the device works on
         before = slot.length, slot.written
         self._undelivered.append(
             _Undelivered(number, slot, handle, prepared, new, *before, recorded)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.contract import ArrayTree
 from specjax.parallel import RULES, Rules, is_split, mesh_of, shard_state
-from specjax.serve.per_row import SeveralState
+from specjax.serve.per_row import Limits, SeveralState
 from specjax.serve.reading import Reading
 from specjax.types import DecodeState, Params
 
@@ -41,9 +41,8 @@ class Shardings:
 
     @classmethod
     def of(cls, params: Params) -> Shardings:
-        return cls(
-            mesh_of(params.target), is_split(params.target), tuple(map(is_split, params.proposer))
-        )
+        parts = [part for part in params.proposer if not isinstance(part, Limits)]
+        return cls(mesh_of(params.target), is_split(params.target), tuple(map(is_split, parts)))
 
     def rows(self, arrays: _T) -> _T:
         """Shards the arrays of the batch that are not caches."""

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
-    from specjax.tuning.calibrate import Learned, OptionClock, option_seconds, seconds_of
+    from specjax.tuning.calibrate import (
+        Learned,
+        OptionClock,
+        option_seconds,
+        seconds_by_context,
+        seconds_of,
+    )
     from specjax.tuning.costs import step_costs, step_seconds
     from specjax.tuning.kept_costs import keep_costs, read_costs
     from specjax.tuning.plan import (
@@ -13,6 +19,7 @@ if TYPE_CHECKING:
         Plan,
         Tree,
         about,
+        contexts_of,
         fastest_tree,
         read_plan,
         saved_plan,
@@ -27,12 +34,14 @@ __all__ = [
     "Plan",
     "Tree",
     "about",
+    "contexts_of",
     "fastest_tree",
     "keep_costs",
     "option_seconds",
     "read_costs",
     "read_plan",
     "saved_plan",
+    "seconds_by_context",
     "seconds_of",
     "step_costs",
     "step_seconds",

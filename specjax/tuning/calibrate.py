@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ class Learned:
     spent: float  # seconds of the measurement
     # [2] drafts of each that were judged so far
     judged: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2))
+    longer: np.ndarray | None = None  # [C, O] seconds by context; None: `seconds` in each of them
 
     @property
     def pause(self) -> np.ndarray:
@@ -50,11 +52,18 @@ class Learned:
         own: AdaptiveParams = params.proposer
         own = dataclasses.replace(
             own,
-            seconds=_like(own.seconds, self.seconds),
+            seconds=_like(own.seconds, self._rows(own)),
             prior=_like(own.prior, self.prior),
             pause=_like(own.pause, self.pause),
         )
         return dataclasses.replace(params, proposer=own)
+
+    def _rows(self, own: AdaptiveParams) -> np.ndarray:
+        """Returns the seconds in the shape of `AdaptiveParams.seconds`."""
+        if own.contexts is None:
+            return self.seconds
+        known = self.seconds if self.longer is None else self.longer
+        return np.broadcast_to(known, own.seconds.shape)
 
     def learn(self, state: DecodeState) -> None:
         """Takes the acceptance rates of a finished text into `prior`."""
@@ -160,6 +169,52 @@ def option_seconds(
         if turn + 1 >= _FEW_ROUNDS and all(map(_agree, found)):
             break
     return seconds_of(clock.options, found)
+
+
+def seconds_by_context(
+    decoder: Decoder,
+    params: Params,
+    prefill: Callable[[], DecodeState],
+    budget: float,
+    begins: int,
+    ends: int,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Measures the seconds [O] at the beginning of a text, and from there on by context [C, O].
+
+    A step takes longer by so much a token of the text, so what lies between the beginning and the
+    end is interpolated.  At the end only the length of the caches is real, and not what they hold.
+
+    Args:
+      decoder, params, prefill: as for `option_seconds`.
+      budget: seconds, of both measurements together.
+      begins: tokens of the longest prompt.
+      ends: tokens of the longest text.
+
+    Returns:
+      The seconds at the beginning, and those of each of `AdaptiveParams.contexts`, or None if there
+      is one context or no room for a measurement at the end.
+    """
+    own: AdaptiveParams = params.proposer
+    late = ends - _LONG * 2 * (decoder.proposer.max_depth + 1)
+    if own.contexts is None or late - begins < ends // 2:
+        return option_seconds(decoder, params, prefill, budget), None
+    first = option_seconds(decoder, params, prefill, budget / 2)
+    moved = functools.partial(_lengthened, prefill, late - begins)
+    last = np.maximum(option_seconds(decoder, params, moved, budget / 2), first)
+    places = np.minimum(to_host(own.contexts), ends)
+    share = np.clip((places - begins) / (late - begins), 0.0, None)[:, None]
+    rows = first + share * (last - first)
+    rows[places <= max(begins, places[0])] = first
+    return first, rows
+
+
+def _lengthened(prefill: Callable[[], DecodeState], more: int) -> DecodeState:
+    """Returns a state whose texts seem to have so many tokens more."""
+
+    def moved(path: Sequence[object], x: jax.Array) -> jax.Array:
+        return x + np.int32(more) if getattr(path[-1], "name", None) == "length" else x
+
+    return jax.tree_util.tree_map_with_path(moved, prefill())
 
 
 def _agree(samples: Sequence[float]) -> bool:

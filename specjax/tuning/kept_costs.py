@@ -25,6 +25,7 @@ def keep_costs(learned: Learned, *known: object) -> None:
         "at": time.time(),
         "seconds": learned.seconds.tolist(),
         "prior": learned.prior.tolist(),
+        "longer": None if learned.longer is None else learned.longer.tolist(),
     }
     kept_programs.write(kept_programs.place_of("costs", *known), json.dumps(held).encode())
 
@@ -37,4 +38,6 @@ def read_costs(*known: object) -> Learned | None:
     held = json.loads(kept)
     if not 0 <= time.time() - held["at"] <= KEPT_SECONDS:
         return None
-    return Learned(np.array(held["seconds"]), np.array(held["prior"]), 0.0)
+    longer = held.get("longer")
+    longer = None if longer is None else np.array(longer)
+    return Learned(np.array(held["seconds"]), np.array(held["prior"]), 0.0, longer=longer)

@@ -181,13 +181,21 @@ def about(decoder: Decoder, rows: int, samples: bool, context: int = _SHORT) -> 
         "structure": _digest((decoder.target, decoder.proposer)),
         "options": [list(option) for option in decoder.proposer.options],
         "rows": 1 << (rows - 1).bit_length(),
-        "context": max(_SHORT, 1 << (context - 1).bit_length()),
+        "context": contexts_of(context)[-1],
         "samples": samples,
         "device": f"{device.platform} {device.device_kind}",
         "cores": os.cpu_count(),
         "jax": jax.__version__,
         "kernels": device.platform == "cpu" and kernels.usable(),
     }
+
+
+def contexts_of(longest: int) -> tuple[int, ...]:
+    """Returns the contexts of a call: the powers of two from 1024 tokens that its texts reach."""
+    made = [_SHORT]
+    while made[-1] < longest:
+        made.append(2 * made[-1])
+    return tuple(made)
 
 
 def _digest(structure: object) -> str:
@@ -261,8 +269,19 @@ def _tree_of(found: Any) -> Tree | None:
 
 
 def read_plan(about: dict[str, Any]) -> Learned | None:
-    """Returns the statistics of a saved plan with which decoding starts, or None."""
+    """Returns the statistics of a saved plan with which decoding starts, or None.
+
+    A text that is short at first has the seconds of the plans of shorter contexts until then.
+    """
     plan = saved_plan(about)
     if plan is None:
         return None
-    return Learned(np.array(plan.seconds), np.array(plan.prior), 0.0, judged=np.full(2, np.inf))
+    contexts = contexts_of(about["context"])
+    shorter = [saved_plan({**about, "context": context}) for context in contexts[:-1]]
+    rows = [plan.seconds]
+    for each in reversed(shorter):  # a context without a plan has that of the next longer one
+        rows.append(rows[-1] if each is None else each.seconds)
+    return Learned(
+        np.array(plan.seconds), np.array(plan.prior), 0.0, judged=np.full(2, np.inf),
+        longer=np.array(rows[::-1]) if len(rows) > 1 else None,
+    )  # fmt: skip

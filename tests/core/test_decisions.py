@@ -69,12 +69,8 @@ class Toy:
         self.calls.append(("read", given))
         return reading
 
-    def begin(self, reading: str, row: Any) -> str:
+    def insert(self, slot: int, reading: str, row: Any) -> None:
         assert reading == "reading"
-        return f"begun {row}"
-
-    def insert(self, slot: int, begun: str, row: Any) -> None:
-        assert begun == f"begun {row}"
         self.calls.append((slot, row))
 
     def end(self, ended: np.ndarray) -> None:
@@ -109,7 +105,7 @@ def run(fault: str = "none", other_from: int = 99) -> tuple[Toy, Toy, Exception 
         for turn in range(TURNS):
             row: Any = f"row {turn}"
             reading = leader.read(leader.empty(), np.arange(turn), 0, 8, frozenset())
-            leader.insert(turn % 2, leader.begin(reading, row), row)
+            leader.insert(turn % 2, reading, row)
             leader.end(np.array([False, True]))
             leader.run(2, np.array([True, False]))
             assert len(one.calls) == 5 * turn  # nothing is done before the others are told
@@ -178,7 +174,7 @@ def test_a_message_is_sent_each_turn():
 
     leader = Leader(Toy(), Counting([]))  # pyright: ignore[reportArgumentType]
     for turn in range(3):
-        leader.begin(leader.read(leader.empty(), 0), "row")  # pyright: ignore
+        leader.insert(0, leader.read(leader.empty(), 0), "row")  # pyright: ignore
         leader.run(4, np.array([True]))
         leader.peek(np.array([turn]), np.array([0]))
     leader.tell()

@@ -20,9 +20,10 @@ from specjax.serve import Engine
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
     pytest.importorskip(package)
 
+import specjax.serve.fleet.ingress as ingresses  # noqa: E402
 from specjax.serve.fleet import Call, Fleet, Head, make_ingress  # noqa: E402
 from specjax.serve.fleet.call import answers, prompt_of  # noqa: E402
-from specjax.serve.fleet.events import Events, Lost  # noqa: E402
+from specjax.serve.fleet.events import Absent, Events, Lost  # noqa: E402
 from specjax.serve.fleet.ingress import Full  # noqa: E402
 from specjax.serve.http import Limits, make_app  # noqa: E402
 
@@ -77,12 +78,12 @@ def app(room: bool = True) -> Any:
 
 
 def sent(
-    replicas: Replicas, path: str, body: Any, headers: dict[str, str] | None = None
+    replicas: Replicas, path: str, body: Any, headers: dict[str, str] | None = None, **more: Any
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the answer of an ingress before these replicas."""
 
     async def collect() -> tuple[int, dict[str, str], bytes]:
-        ingress = make_ingress(replicas.ask, patience=0.5)
+        ingress = make_ingress(replicas.ask, patience=0.5, **more)
         call = Call("POST", path, headers or {}, json.dumps(body).encode())
         head, *parts = [part async for part in answers(ingress, call)]
         assert isinstance(head, Head)
@@ -210,6 +211,151 @@ async def _all(asked: Any, call: Call) -> list[Any]:
     return [part async for part in answers(asked, call)]
 
 
+GENERATE = {"text": "def main(", "stream": True,
+            "sampling_params": {"max_new_tokens": 30, "temperature": 1.0}}  # fmt: skip
+GENERATES = {
+    "one": {**GENERATE, "return_logprob": True},
+    "n": {**GENERATE, "sampling_params": {**GENERATE["sampling_params"], "n": 2}},
+    "several": {**GENERATE, "text": ["def main(", "import "], "rid": ["a", "b"],
+                "sampling_params": [{"max_new_tokens": 20, "stop": ["e"]},
+                                    {"max_new_tokens": 9, "repetition_penalty": 1.3}]},
+    "schema": {**GENERATE, "sampling_params": {
+        "max_new_tokens": 60, "json_schema": json.dumps(SCHEMA), "sampling_seed": 4}},
+}  # fmt: skip
+
+
+def grown(content: bytes) -> dict[int, list[Any]]:
+    """The last chunk of each text of `/generate`; no chunk may have less than the one before."""
+    blocks = content.decode().split("\n\n")
+    assert blocks[-1] == "" and blocks[-2] == "data: [DONE]" and content.count(b"[DONE]") == 1
+    made: dict[int, list[Any]] = {}
+    for block in blocks[:-2]:
+        chunk = json.loads(block.split("data: ", 1)[1])
+        info = chunk["meta_info"]
+        new = [chunk["text"], chunk["output_ids"], info["finish_reason"], info["id"],
+               info.get("output_token_logprobs")]  # fmt: skip
+        old = made.get(chunk.get("index", 0))
+        assert old is None or old[2] is None
+        assert old is None or (new[0].startswith(old[0]) and new[1][: len(old[1])] == old[1])
+        made[chunk.get("index", 0)] = new
+    return made
+
+
+@pytest.mark.parametrize("kind", GENERATES)
+def test_a_stream_of_generate_goes_on(kind):
+    """SGLang's route: at any event or inside of one, with the seed and ids that were drawn."""
+    body = GENERATES[kind]
+    first = sent(Replicas([app()], []), "/generate", body, {"x-request-id": "mine"})[2]
+    events = Events().add(first)
+    name = events[0].decode().split("\n")[0][4:]
+    ends = [sum(map(len, events[: n + 1])) for n in range(len(events))]
+    for number, place in enumerate([ends[0], ends[0] + 9, ends[len(ends) // 2], ends[-2]]):
+        # The client knows the first event of a stream, whose seed was drawn.
+        dies: list[Any] = [place - ends[0]] if number % 2 else [max(place - ends[0], 1), 300]
+        replicas = Replicas([app(), app(room=False)], dies)
+        headers = {"x-request-id": "mine", "last-event-id": name}
+        status, _, rest = sent(replicas, "/generate", body, headers)
+        assert status == 200 and grown(events[0] + rest) == grown(first), (kind, place)
+        assert len(replicas.calls) > 1 or place >= len(first) - ends[0]
+    assert {one[3].split("_")[0] for one in grown(first).values()} <= {"mine", "a", "b"}
+    # A client that has everything gets the end alone; another request, no text.
+    last = [one for one in events if one.startswith(b"id: ")][-1].decode().split("\n")[0][4:]
+    other = [["def", "if"]] if isinstance(body["text"], list) else ["def"]
+    for asked, status in ((body, 200), *(({**body, "text": text}, 409) for text in other)):
+        made = sent(Replicas([app()], []), "/generate", asked, {"last-event-id": last})
+        assert made[0] == status
+        assert status != 200 or made[2] == b"data: [DONE]\n\n"
+
+
+def test_replicas_that_end_one_after_the_other():
+    """The wait is bounded: by the replicas that one request ends, and by a time without any."""
+    for body in (ASK, {**ASK, "stream": False}):
+        replicas = Replicas([app()], [Lost("killed")] * 99)
+        status, _, content = sent(replicas, PATH, body, attempts=3)
+        assert status == 503 and len(replicas.calls) == 3
+        assert b"3 replicas in a row" in content and b"killed" in content
+    # It ends as a stream where it had begun; a token between two deaths starts the count again.
+    replicas = Replicas([app()], [900, Lost("killed"), Lost("killed")])
+    status, _, content = sent(replicas, PATH, ASK, attempts=3)
+    *_, error, done = content.decode().split("\n\n")[:-1]
+    assert status == 200 and done == "data: [DONE]" and len(replicas.calls) == 3
+    assert json.loads(error[6:])["error"]["code"] == 503 and "3 replicas" in error
+    whole = told(sent(Replicas([app()], []), PATH, ASK)[2])
+    replicas = Replicas([app()], [600, Lost("killed"), 900, Lost("killed")])
+    assert told(sent(replicas, PATH, ASK, attempts=3)[2]) == whole and len(replicas.calls) == 5
+    # No replica takes it: as long as `patience` says, and no longer; one that serves may be slow.
+    absent: list[int | Exception] = [Absent("none there")] * 99
+    status, _, content = sent(Replicas([app()], absent), PATH, ASK, attempts=3)
+    assert status == 503 and b"none there" in content
+
+    async def slow(call: Call) -> AsyncGenerator[Head | bytes, None]:
+        await asyncio.sleep(1.2)
+        async for part in answers(app(), call):
+            yield part
+
+    for count in (1, 0):
+
+        async def serving(count: int = count) -> int:
+            return count
+
+        ingress = make_ingress(slow, patience=0.3, serving=serving)
+        [head, *rest] = asyncio.run(_all(ingress, Call("POST", PATH, {}, json.dumps(ASK).encode())))
+        assert head.status == (200 if count else 503)
+        assert count or b"none of them serves" in b"".join(rest)
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.3])
+def test_an_answer_does_not_wait_for_a_look_at_the_replicas(patience):
+    """The look takes longer than the answer, or finds a replica, so no time is too long."""
+
+    async def slow(call: Call) -> AsyncGenerator[Head | bytes, None]:
+        await asyncio.sleep(0.4)
+        yield Head(200, {})
+
+    async def serving() -> int:
+        await asyncio.sleep(3600 * patience)
+        return 1
+
+    ingress = make_ingress(slow, patience=patience, serving=serving)
+    asked = _all(ingress, Call("POST", PATH, {}, json.dumps(ASK).encode()))
+    assert asyncio.run(asyncio.wait_for(asked, 60))[0].status == 200
+
+
+def test_nobody_knows_so_nobody_serves(monkeypatch):
+    monkeypatch.setattr(ingresses, "_LOOK", 0.1)
+
+    async def never(call: Call) -> AsyncGenerator[Head | bytes, None]:
+        await asyncio.sleep(3600)
+        yield Head(200, {})
+
+    async def serving() -> int:
+        await asyncio.sleep(3600)
+        return 1
+
+    ingress = make_ingress(never, patience=0.1, serving=serving)
+    asked = _all(ingress, Call("POST", PATH, {}, json.dumps(ASK).encode()))
+    assert asyncio.run(asyncio.wait_for(asked, 60))[0].status == 503
+
+
+@pytest.mark.parametrize("stops", [1, 10**9])
+def test_a_replica_that_stops_while_it_writes_is_lost(stops: int, monkeypatch):
+    """It says 503 after more than `patience` seconds: another one has as long, but not each."""
+    monkeypatch.setattr(ingresses, "_LOOK", 0.05)
+    calls = []
+
+    async def ask(call: Call) -> AsyncGenerator[Head | bytes, None]:
+        calls.append(call)
+        await asyncio.sleep(0.15)
+        yield Head(503 if len(calls) <= stops else 200, {})
+
+    body = {**ASK, "stream": False}
+    ingress = make_ingress(ask, patience=0.1, attempts=3)
+    asked = _all(ingress, Call("POST", PATH, {}, json.dumps(body).encode()))
+    [head, *rest] = asyncio.run(asyncio.wait_for(asked, 60))
+    assert (head.status, len(calls)) == ((200, 2) if stops == 1 else (503, 3))
+    assert stops == 1 or b"3 replicas in a row" in b"".join(rest)
+
+
 def test_an_engine_that_stops_is_a_replica_that_dies():
     """Its stream has an error of the status 503, after which another replica goes on."""
     target, _ = serving.models()
@@ -284,7 +430,8 @@ def test_a_client_that_goes_away_while_its_request_is_submitted(monkeypatch):
     ("fields", "word"),
     [({"replicas": 0}, "replicas=0"), ({"most": 1}, "most=1"), ({"router": "any"}, "router='any'"),
      ({"drain": -1}, "drain=-1"), ({"cpus": "2"}, "cpus='2'"), ({"engine": 3}, "engine=3"),
-     ({"queue": 0}, "queue=0"), ({"resources": {"CPU": 1}}, "CPU is none of them")],
+     ({"queue": 0}, "queue=0"), ({"attempts": 0}, "attempts=0"),
+     ({"resources": {"CPU": 1}}, "CPU is none of them")],
 )  # fmt: skip
 def test_layouts_that_cannot_be(fields, word):
     made: dict[str, Any] = {"engine": engine, "replicas": 2, **fields}

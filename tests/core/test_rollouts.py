@@ -125,6 +125,21 @@ def test_a_perfect_store_gives_all_drafts_and_a_token():
     assert made.passes == 2 * -(-NEW // 9) and old.passes == 2 * NEW
 
 
+def test_a_sample_has_a_limit_of_its_own():
+    """It is the beginning of what it is without, with drafts and without."""
+    most = np.arange(COUNT) % NEW + 1
+    for depth, expected in ((0, None), (8, fresh("own").texts)):
+        made = sample(depth, max_new_tokens=most, expected=expected)
+        wanted = [text[:limit] for text, limit in zip(fresh("own").texts, most, strict=True)]
+        assert made.texts == wanted
+        ended = np.asarray(fresh("own").ended) & (np.asarray(fresh("own").mask).sum(1) <= most)
+        np.testing.assert_array_equal(made.ended, ended)
+        mask = np.asarray(made.mask)
+        np.testing.assert_allclose(
+            np.asarray(made.logprobs)[mask], np.asarray(fresh("own").logprobs)[mask], atol=1e-5
+        )
+
+
 @pytest.mark.parametrize("wrong", ["shuffled", "short", "none"])
 def test_wrong_expectations_change_nothing(wrong, monkeypatch):
     """Programs with few, many and no drafts take turns with one state."""
@@ -200,6 +215,10 @@ def test_bad_calls_are_refused():
         sampler().sample([[5], [6]], keys()[:2], expected=[[1]])
     with pytest.raises(ValueError, match="documents has 1 entries for 2 prompts"):
         sampler().sample([[5], [6]], keys()[:2], documents=[[[1]]])
+    with pytest.raises(ValueError, match="max_new_tokens has 1 entries; pass a list of 2"):
+        sampler().sample([[5], [6]], keys()[:2], max_new_tokens=[3])
+    with pytest.raises(ValueError, match=rf"max_new_tokens\[1\]={NEW + 1}.*in \[1, {NEW}\]"):
+        sampler().sample([[5], [6]], keys()[:2], max_new_tokens=[3, NEW + 1])
     with pytest.raises(ValueError, match="reads at most"):
         sampler().sample([[5] * target().model.max_positions], keys()[:1])
     with pytest.raises(ValueError, match="slots=0"):

@@ -230,6 +230,7 @@ def test_a_text_that_is_cancelled_between_two_looks_ends_once():
     )
     news = scheduler.News(2, False, [5], [0], scheduler._NO_COUNTS)
     made._undelivered = [scheduler._Undelivered(0, slot, running, prepared, news, 1, 0, None)]
+    made._asked = collections.deque()
     for _ in range(2):
         made._drop_cancelled()
     assert [one.heard for one in handles] == [[5, "cancelled"], ["cancelled"], ["cancelled"]]

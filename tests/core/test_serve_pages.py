@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import jax
@@ -246,3 +247,18 @@ def test_a_cache_of_ones_own_is_refused():
     own = LanguageModel(TABLES.model(), TABLES.weights(), None, (), "own")
     with pytest.raises(ValueError, match=r"the cache of own cannot have pages.*leave\s+cache_t"):
         Engine(own, slots=2, capacity=32, cache_tokens=256)
+
+
+def test_what_a_device_was_given_stays_as_it_was():
+    """XLA:CPU reads arrays of the host where they lie, and a turn may begin later than the next one
+    is prepared: other pages would then belong to its rows."""
+    given: list[np.ndarray] = []
+    made: Any = object.__new__(Paging)
+    made._device = types.SimpleNamespace(place=lambda *arrays: given.extend(arrays))
+    made._sizes = types.SimpleNamespace(of_a_row=2)
+    made._pages, made._tables, made._uses = [[3, 1]], np.zeros((1, 2), np.int32), np.ones((1, 1))
+    made._show(0)
+    made.place()
+    made._pages[0], made._uses[0] = [5], 0
+    made._show(0)
+    assert given[0].tolist() == [[3, 1]] and given[1].tolist() == [[1]]

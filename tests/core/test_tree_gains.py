@@ -8,7 +8,7 @@ from table_sources import TableSource
 from toys import TABLES as toys
 from toys import adaptive
 
-from specjax import RULES, Decoder, DynamicTree, Params
+from specjax import RULES, Decoder, DynamicTree, NGram, Params
 from specjax.proposers import Adaptive, Calibrated
 from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
 
@@ -100,3 +100,46 @@ def test_a_tree_is_drafted_where_it_pays(sign, seconds, least, most):
     assert least <= tokens <= most
     assert (state.stats.drafting < state.stats.target_passes).any() or sign > 0
     assert toys.texts(state) == toys.decoded("none", "match")[0]
+
+
+def test_a_wide_tree_that_was_unlucky_is_tried_again():
+    """While narrow ones are drafted, what is known of it fades to what they promise of it."""
+    narrow, none = jnp.array([[True, True, False, False]]), jnp.zeros((1, 4), bool)
+    known = TreeGains.start(1, WIDTHS)
+    for _ in range(5):
+        known = known.after(jnp.zeros((1, 4)), jnp.ones((1, 4), bool))
+    unlucky = float(known.tokens(WIDTHS, DEPTH, jnp.float32(0.4))[0, 3])
+    for _ in range(20):
+        known = known.after(jnp.array([[0, 0.9, 0, 0]]), none)
+    # Nothing fades in steps that teach nothing.
+    assert known.tokens(WIDTHS, DEPTH, jnp.float32(0.4))[0, 3] == unlucky
+    for _ in range(80):
+        known = known.after(jnp.array([[0, 0.9, 0, 0]]), narrow)
+    fresh = TreeGains.start(1, WIDTHS)
+    fresh = TreeGains(fresh.drafts.at[:, 1].set(known.drafts[:, 1]), fresh.seen.at[:, 1].set(64))
+    found, wanted = (
+        np.asarray(each.tokens(WIDTHS, DEPTH, jnp.float32(0.4))[0]) for each in (known, fresh)
+    )
+    assert unlucky < found[1] and found[3] == pytest.approx(wanted[3], abs=0.1)
+
+
+def test_a_lookup_has_no_options_for_more_nodes_than_it_drafts():
+    """Their seconds would be those of a smaller one: they are neither measured nor chosen."""
+    tree = Calibrated(DynamicTree(TableSource(toys.VOCAB), 3, 2, 7))
+    proposer = Adaptive(NGram(3, min_ngram=1), tree, WIDTHS)
+    assert proposer.options == (
+        ("plain", 0), ("lookup", 1), ("lookup", 3), ("drafter", 1), ("drafter", 3), ("drafter", 6),
+    )  # fmt: skip
+    dec = Decoder(toys.model(), proposer, RULES["match"](), (toys.EOS,), toys.CAPACITY)
+    table = toys.CASES["table dynamic tree"][1]
+    drafted = set()
+    for seconds in ((1, 1, 1, 9, 9, 9), (1, 9, 9, 9, 9, 1), (1, 1, 1, 1, 1, 1)):
+        params = Params(toys.weights(), adaptive(tuple(map(float, seconds)), table))
+        state = toys.prefill(dec, params)
+        while not np.asarray(state.done).all():
+            state = dec.run(params, state, 1)
+            now = np.asarray(state.proposer.drafted), np.asarray(state.proposer.offered)
+            drafted |= {(seconds[1:4:2], bool(who), int(n)) for who, n in zip(*now, strict=True)}
+        assert toys.texts(state) == toys.decoded("none", "match")[0]
+    assert {n for dear, who, n in drafted if not who and dear == (1, 9)} >= {3}
+    assert {n for dear, who, n in drafted if who and dear == (9, 9)} >= {6}

@@ -66,7 +66,7 @@ def test_a_plan_is_told_and_saved_and_read(target, draft, cache, monkeypatch):
 
     module = sys.modules["specjax.generation.warmup"]
     module._compiled.clear()
-    monkeypatch.setattr(module, "option_seconds", None)  # nothing is measured now
+    monkeypatch.setattr(module, "seconds_by_context", None)  # nothing is measured now
     out = specjax.generate(target, PROMPTS[:1], draft=draft, max_new_tokens=12)
     assert out.choices.seconds.tolist() == list(plan.seconds)
     assert (
@@ -113,6 +113,12 @@ def test_a_longer_context_has_another_plan(target):
     plan.save()
     assert isinstance(read_plan(keys[call.context]), Learned)
     assert read_plan(keys[2048]) is None
+    longer = Plan(keys[3000], (1.0, 2.1, 2.2, 2.3), (0.5, 0.4), ())
+    longer.save()
+    # The context without a plan has the seconds of the longer one.
+    rows = [plan.seconds, longer.seconds, longer.seconds]
+    assert read_plan(keys[3000]).longer.tolist() == list(map(list, rows))
+    assert read_plan(keys[call.context]).longer is None
 
 
 def test_another_model_or_number_of_rows_has_another_plan(target, draft):

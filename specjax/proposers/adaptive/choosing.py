@@ -20,7 +20,7 @@ class Part:
     """The inputs of a choice for one proposer, the lookup or the drafter, before a step."""
 
     name: str
-    gains: Array  # [B, W] expected tokens with its drafts, for each width that the target may read
+    gains: Array  # [B, W] expected tokens with its drafts, for each of the first W widths
     able: Array  # [B] bool: it can draft
     late: Array  # [B] what it has to read first, in steps of plain decoding
     trials: Trials
@@ -45,13 +45,14 @@ def choose(
     remaining: Array | None,
     together: bool,
     policy: Policy = POLICY,
+    levels: Array | None = None,
 ) -> Choice:
     """Chooses the option with the most tokens a second, or a trial of another one that can be paid.
 
     Args:
       widths: numbers of tokens that the target may read of a row, from 1.
-      seconds: [O] of a step without drafts, and with the drafts of each proposer at each other
-        width.
+      seconds: [O], or for each row [B, O], of a step without drafts, and with the drafts of each
+        proposer at each other width.
       parts: the lookup, then the drafter, of those that exist.  With an option of the drafter a row
         takes the drafts of the lookup where they promise more.
       alive: [B] bool, rows that are not done.
@@ -59,6 +60,8 @@ def choose(
       together: all rows take one option.  The batch is done when its last row is, so rows that
         have more left count more, and drafts with which rows drift apart count less.
       policy: the numbers of the choice.
+      levels: [W] the most drafts of each width that can be accepted.  If they are given, nothing is
+        tried that would not pay even if all of them were.
     """
     # All numbers are float32, whatever JAX takes for a quotient of integers.
     rows, count = len(alive), jnp.maximum(alive.sum(dtype=jnp.float32), 1)
@@ -76,7 +79,7 @@ def choose(
         ahead = jnp.maximum(jnp.where(alive, left, 0.0).sum() / count, 1.0)
         # Rows that are further apart already do not wait for what is added.
         apart = jnp.where(alive, (left - ahead) ** 2, 0.0).sum() / count
-        more = ahead * _spread(gains, widths) ** 2
+        more = ahead * _spread(gains, widths[: gains.shape[1]]) ** 2
         apart = jnp.maximum(apart - more, 0.0)
         added = jnp.sqrt(apart + more) - jnp.sqrt(apart)
         # The expected greatest of `count` normal variables (Blom 1958).
@@ -91,18 +94,21 @@ def choose(
 
     best = jnp.ones((rows, len(widths)), jnp.float32)
     plain, quotients, options = (
-        seconds[0],
+        seconds[..., :1],
         [jnp.full((rows, 1), 1 + policy.margin, jnp.float32)],
         [],
     )
-    for index, (part, late) in enumerate(zip(parts, lates, strict=True)):
-        first = 1 + index * (len(widths) - 1)
-        own = seconds[first : first + len(widths) - 1] / plain
-        best = jnp.maximum(best, part.gains)
-        gains = of_batch(best), of_batch(part.gains)
-        # Alone it counts as a trial, or a part that always promises less would never be tried.
+    first = 1
+    for part, late in zip(parts, lates, strict=True):
+        sizes = part.gains.shape[1]
+        own = seconds[..., first : first + sizes - 1] / plain
+        # More nodes than it has drafts for give as much as all of its drafts.
+        wider = jnp.pad(part.gains, ((0, 0), (0, len(widths) - sizes)), mode="edge")
+        best = jnp.maximum(best, wider)
+        gains = of_batch(best[:, :sizes]), of_batch(part.gains)
+        # Alone it sizess as a trial, or a part that always promises less would never be tried.
         times = [own * waits(each) for each in gains]
-        # The wait counts against plain decoding only.  Among numbers of drafts it would favour few
+        # The wait sizess against plain decoding only.  Among numbers of drafts it would favour few
         # drafts too much: rows that draft wait for each other in any case.
         pays = gains[0][:, 1:] / (times[0] + late[:, None] / policy.stays) > 1 + policy.margin
         pays &= ~part.trials.barred[:, None]
@@ -110,7 +116,11 @@ def choose(
             jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / policy.stays), 0.0)
         )
         times = [each + late[:, None] for each in times]
-        options.append((first, gains[0][:, 1:], times[0], gains[1][:, 1:], times[1]))
+        hopeful = jnp.ones((), bool)
+        if levels is not None:
+            hopeful = ((1 + levels[1:sizes]) / own > 1 + policy.margin).any(-1)
+        options.append((first, gains[0][:, 1:], times[0], gains[1][:, 1:], times[1], hopeful))
+        first += sizes - 1
     option = jnp.argmax(jnp.concatenate(quotients, axis=1), axis=1).astype(jnp.int32)
     one = jnp.ones((rows, 1), jnp.float32)
     taken = jnp.concatenate([one, *(gains for _, gains, *_ in options)], axis=1)
@@ -118,13 +128,14 @@ def choose(
     time, tried = _at(times, option), jnp.zeros(rows, bool)
     worth = time / _at(taken, option)
     chosen = option
-    for part, (first, _, _, gains, times) in zip(parts, options, strict=True):
+    for part, (first, _, _, gains, times, hopeful) in zip(parts, options, strict=True):
         losses = times - gains * worth[:, None]
         loss, least = losses.min(1), jnp.argmin(losses, axis=1)
         wanted = alive & part.able & part.trials.due(loss, chosen == 0) & jnp.isfinite(loss)
+        wanted &= hopeful
         if together:
             wanted = jnp.broadcast_to(2 * wanted.sum() > alive.sum(), wanted.shape)
-        used = (chosen >= first) & (chosen < first + len(widths) - 1)
+        used = (chosen >= first) & (chosen < first + gains.shape[1])
         wanted &= ~used & ~tried
         option = jnp.where(wanted, first + least, option).astype(jnp.int32)
         time = jnp.where(wanted, _at(times, least), time)

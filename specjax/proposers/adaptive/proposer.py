@@ -110,9 +110,16 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
-        """The options of a step: plain decoding, and each proposer with each number of drafts."""
-        names = ["lookup"] * (self.lookup is not None) + ["drafter"] * (self.drafter is not None)
-        return ("plain", 0), *((name, width - 1) for name in names for width in self.widths[1:])
+        """The options of a step: plain decoding, and each proposer with each number of drafts.
+
+        Over a tree of more nodes than the lookup has, the lookup has fewer options.
+        """
+        last = 0 if self.drafter is None else len(self.widths)
+        return (
+            ("plain", 0),
+            *(("lookup", width - 1) for width in self.widths[1 : 1 + self._lookups]),
+            *(("drafter", width - 1) for width in self.widths[1:last]),
+        )
 
     def check(self, rule: Rule) -> None:
         for part in (self.lookup, self.drafter):
@@ -126,15 +133,15 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         rows = len(prompt.count)
         zero = jnp.zeros(rows, jnp.int32)
         rates: list[Rates] = []
-        policy = self.policy
+        policy, seconds = self.policy, params.seconds_at(None)
 
         def start(index: int, part: Proposer | None, own: ArrayTree) -> PartState | None:
             if part is None:
                 return None
             rates.append(Rates.start(rows, self.max_depth, params.prior[index], policy))
             pause = self._first_pause(params, rates[-1], index)
-            first = params.seconds[1 + index * self._lookups] / params.seconds[0] - 1
-            late = self._late(params, pause) if index else 0.0
+            first = seconds[1 + index * self._lookups] / seconds[0] - 1
+            late = self._late(seconds, pause) if index else 0.0
             budget = jnp.where(
                 params.pause[index] <= policy.pause, policy.first_budget, first + late
             )
@@ -201,21 +208,24 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
     @property
     def _lookups(self) -> int:
         """The number of options of the lookup."""
-        return 0 if self.lookup is None else len(self.widths) - 1
+        if self.lookup is None:
+            return 0
+        # The last of them holds all of its drafts.
+        return sum(width < self.lookup.num_nodes for width in self.widths)
 
     def _of_parts(self, lookup: Array, drafter: Array) -> Array:
         """Returns [..., P] numbers of the lookup and of the drafter, of those that exist."""
         numbers = (self.lookup, lookup), (self.drafter, drafter)
         return jnp.stack([number for part, number in numbers if part is not None], axis=-1)
 
-    def _late(self, params: AdaptiveParams, missed: Array) -> Array:
+    def _late(self, seconds: Array, missed: Array) -> Array:
         """[B] the time in which the drafter reads `missed` tokens, in steps without drafts."""
         if self.drafter is None or not self.drafter.resumes:
             return jnp.zeros(missed.shape, jnp.float32)
-        seconds = params.seconds[1 + self._lookups :] / params.seconds[0]
+        seconds = seconds[..., 1 + self._lookups :] / seconds[..., :1]
         # A draft costs no more than this: the target also reads the drafts of a step.
         passes = jnp.minimum(jnp.array(self.widths[1:]) - 1, self.max_depth)
-        draft = jnp.min((seconds - 1) / passes)
+        draft = jnp.min((seconds - 1) / passes, axis=-1)
         passes = jnp.ceil(missed.astype(jnp.float32) / (AT_ONCE * self.num_nodes))
         return jnp.where(missed > 0, jnp.maximum(draft, 0.0) * passes, 0.0)
 
@@ -224,9 +234,10 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         depths = jnp.minimum(jnp.array(self.widths[1:]) - 1, self.max_depth)
         limit = jnp.full(len(rates.slow), self.max_depth)
         gains = rates.gains(limit)
-        first = 1 + part * self._lookups
-        quotients = gains[:, depths] / params.seconds[first : first + len(depths)]
-        nearly = quotients.max(1) * params.seconds[0] > self.policy.nearly
+        first, seconds = 1 + part * self._lookups, params.seconds_at(None)
+        depths = depths if part else depths[: self._lookups]
+        quotients = gains[:, depths] / seconds[first : first + len(depths)]
+        nearly = quotients.max(1) * seconds[0] > self.policy.nearly
         return jnp.where(nearly, self.policy.pause, params.pause[part]).astype(jnp.int32)
 
     def propose(
@@ -250,18 +261,23 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             drafted = jnp.where(limit[:, None] > 0, drafted, alone)
             state = dataclasses.replace(state, trees=trees)
         alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
-        late = self._late(params, state.missed)
+        length = context.length
+        if length is not None and context.text_is_fixed:  # one option for all: the longest text's
+            length = jnp.max(jnp.where(alive, length, 0))
+        seconds = params.seconds_at(length)
+        late = self._late(seconds, state.missed)
+        looks = looked[:, : 1 + self._lookups]
         parts = [
             Part(name, gains, able, wait, known.trials)
             for name, gains, able, wait, known in (
-                ("lookup", looked, present > 0, jnp.zeros_like(late), state.lookup),
+                ("lookup", looks, present > 0, jnp.zeros_like(late), state.lookup),
                 ("drafter", drafted, alive, late, state.drafter),
             )
             if known is not None
         ]
         choice = choose(
-            self.widths, params.seconds, parts, alive, context.remaining, context.text_is_fixed,
-            self.policy,
+            self.widths, seconds, parts, alive, context.remaining, context.text_is_fixed,
+            self.policy, None if params.contexts is None else levels,
         )  # fmt: skip
         forced = params.forced != MEASURED
         option = jnp.where(forced, params.forced, choice.option)

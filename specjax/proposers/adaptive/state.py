@@ -22,10 +22,24 @@ class AdaptiveParams:
 
     lookup: ArrayTree
     drafter: ArrayTree
-    seconds: Array  # [O] of a step with each of `Adaptive.options`, in any unit
+    seconds: Array  # [O], or by context [C, O], of a step with each of `Adaptive.options`, any unit
     forced: Array  # [] int32: the option that every step takes, or `MEASURED`
     prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
     pause: Array  # [2] int32: steps before the first trial of each, if by `prior` it will not pay
+    contexts: Array | None = None  # [C] int32, ascending: the longest text of each row of `seconds`
+
+    def seconds_at(self, length: Array | None) -> Array:
+        """Returns [..., O]: the seconds for texts of so many tokens [...]; None: for the shortest.
+
+        It is the first row whose context is at least the length, or the last row.  Without
+        `contexts` there is one row, [O].
+        """
+        if self.contexts is None:
+            return self.seconds
+        if length is None:
+            return self.seconds[0]
+        row = (length[..., None] > self.contexts[:-1]).sum(-1)
+        return self.seconds[row]
 
 
 @struct.dataclass

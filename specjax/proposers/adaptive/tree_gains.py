@@ -14,6 +14,10 @@ from specjax.proposers.combine import right_nodes
 from specjax.types import ABSENT, Proposal
 
 _WINDOW = 64.0  # steps
+_FADES = 1 - 1 / 16
+"""The share of what is known of a number of nodes that a step keeps which teaches fewer nodes only.
+So a wide tree that was once unlucky is tried again.
+"""
 _DOUBT = 2.0  # steps that the estimate from narrower trees counts
 _HOPE = 0.75
 """The least acceptance rate that is guessed.  One step with many nodes teaches all numbers of them,
@@ -70,7 +74,9 @@ class TreeGains:
           known: [B, W] bool: is that known?
         """
         kept = 1 - 1 / _WINDOW
-        seen = jnp.where(known, self.seen * kept + 1, self.seen)
+        learned = known.any(1, keepdims=True)
+        old = jnp.where(learned, self.seen * _FADES, self.seen)
+        seen = jnp.where(known, self.seen * kept + 1, old)
         step = (accepted - self.drafts) / jnp.maximum(seen, 1.0)
         return type(self)(self.drafts + jnp.where(known, step, 0.0), seen)
 

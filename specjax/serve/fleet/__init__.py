@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from specjax.serve.fleet.ingress import make_ingress
     from specjax.serve.fleet.pool import RayPool
     from specjax.serve.fleet.replica import Replica
-    from specjax.serve.layout import Fleet
+    from specjax.serve.fleet.slices import SliceReplica
+    from specjax.serve.layout import Fleet, Slice
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -20,6 +21,8 @@ __all__ = [
     "Head",
     "RayPool",
     "Replica",
+    "Slice",
+    "SliceReplica",
     "application",
     "make_ingress",
     "run",

@@ -8,6 +8,7 @@ the stream of a replica that dies.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -21,7 +22,7 @@ from typing import Any
 
 from specjax._internal.extras import install
 from specjax.serve.fleet.call import Call, Head
-from specjax.serve.fleet.events import Lost
+from specjax.serve.fleet.events import Absent, Lost
 from specjax.serve.fleet.ingress import Full, make_ingress
 from specjax.serve.http import Limits
 from specjax.serve.layout import Fleet
@@ -50,6 +51,9 @@ NAME = "replicas"
 _APP = "specjax"
 
 _INGRESS_CALLS = 100_000  # that an ingress has at once: its queue is that of the replicas
+
+_HEAD = "node:__internal_head__"
+"""Ray's name of the first node, whose end ends the cluster: the ingress lives as long as that."""
 
 _ROUTERS = {
     # The public path of this class, ray.serve.llm, wants vLLM or SGLang to be installed.
@@ -80,7 +84,7 @@ def _ask(handle: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
         except BackPressureError as error:
             raise Full(f"{error.message} Too many requests wait: try again later") from None
         except (ReplicaUnavailableError, DeploymentUnavailableError) as error:
-            raise Lost(error.message) from None
+            raise Absent(error.message) from None
         except RayTaskError:
             raise  # a mistake of ours
         except TaskCancelledError as error:
@@ -94,13 +98,22 @@ def _ask(handle: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
     return parts()
 
 
+async def _serving(app: str) -> int:
+    """Returns how many replicas serve."""
+    try:
+        found = (await asyncio.to_thread(serve.status)).applications[app].deployments[NAME]
+    except (RayError, KeyError):  # nobody knows, so nobody serves
+        return 0
+    return found.replica_states.get("RUNNING", 0)
+
+
 class _Ingress:
     """The deployment of the ingress."""
 
-    def __init__(self, handle: Any, limits: Limits, patience: float) -> None:
-        self._made = make_ingress(
-            functools.partial(_ask, handle.options(stream=True)), limits, patience
-        )
+    def __init__(self, handle: Any, limits: Limits, patience: float, attempts: int) -> None:
+        ask = functools.partial(_ask, handle.options(stream=True))
+        serving = functools.partial(_serving, serve.get_replica_context().app_name)
+        self._made = make_ingress(ask, limits, patience, attempts, serving)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._made
@@ -134,8 +147,17 @@ def application(fleet: Fleet) -> Any:
         sizes = {"autoscaling_config": {
             "min_replicas": fleet.replicas, "max_replicas": fleet.most,
             "target_ongoing_requests": fleet.slots,
+            "upscale_delay_s": fleet.grow, "downscale_delay_s": fleet.shrink,
+            "look_back_period_s": min(30.0, max(1.0, fleet.grow)),
+            "metrics_interval_s": min(10.0, max(0.5, fleet.grow / 3)),
         }}  # fmt: skip
-    replicas = serve.deployment(Replica).options(
+    if fleet.slice is None:
+        kind, given, place = Replica, fleet.pin, needs(fleet.cpus, fleet.resources)
+    else:
+        from specjax.serve.fleet.slices import SliceReplica
+
+        kind, given, place = SliceReplica, fleet.slice, {"num_cpus": 0}
+    replicas = serve.deployment(kind).options(
         name=NAME,
         max_ongoing_requests=fleet.slots,
         max_queued_requests=fleet.queue,
@@ -143,16 +165,17 @@ def application(fleet: Fleet) -> Any:
         graceful_shutdown_timeout_s=fleet.drain,
         graceful_shutdown_wait_loop_s=0.5,
         request_router_config=_router(fleet.router),
-        ray_actor_options=needs(fleet.cpus, fleet.resources),
+        ray_actor_options=place,
         **sizes,
     )
     ingress = serve.deployment(serve.ingress()(_Ingress)).options(
         name="ingress",
         max_ongoing_requests=_INGRESS_CALLS,
         graceful_shutdown_timeout_s=fleet.drain,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},
     )
-    return ingress.bind(replicas.bind(fleet.engine, limits, fleet.pin), limits, fleet.patience)
+    engines = replicas.bind(fleet.engine, limits, given)
+    return ingress.bind(engines, limits, fleet.patience, fleet.attempts)
 
 
 def _router(name: str) -> Any:
@@ -194,7 +217,8 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
         port = _free(host, port)
     with joined(most, fleet.cpus, fleet.resources) as own:
         try:
-            serve.start(http_options={"host": host, "port": port})
+            # On the node of the ingress: what came through other nodes would end with them.
+            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
             try:
                 serve.run(made, name=_APP, route_prefix="/")
             except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""`Stream`: what a client has of a stream, so that another replica goes on at the next token.
+"""What a client has of a stream, so that another replica goes on at the next token.
 
     replica 1    id 1   id 2   (dies)
     replica 2                  Last-Event-ID: id 2, resume.token_ids: ...    id 3   id 4   [DONE]
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from specjax.serve.http import HEADER
 from specjax.types import Json
@@ -28,8 +29,65 @@ class Lost(Exception):
     """Raised if the replica that answers has ended, or is about to."""
 
 
-class Stream:
-    """One stream of OpenAI's API, from the first replica to the last one."""
+class Absent(Lost):
+    """Raised if no replica takes a call."""
+
+
+class Stream(Protocol):
+    """One stream, from the first replica to the last one."""
+
+    def next_body(self) -> bytes:
+        """Returns the body to send to the next replica."""
+        ...
+
+    def next_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Returns the headers to send with it."""
+        ...
+
+    def passed(self, event: bytes) -> Iterator[bytes]:
+        """Yields what the client gets of an event of a replica.
+
+        Raises:
+          Lost: the event says that the replica has stopped.
+        """
+        ...
+
+
+class Generated:
+    """A stream of SGLang's `/generate`, whose chunks have all tokens of a text so far."""
+
+    def __init__(self, fields: Mapping[str, Json], last_id: str | None) -> None:
+        self._fields, self._last_id = dict(fields), last_id
+        self._tokens: dict[int, list[Json]] = {}
+        self._moved = False
+
+    def next_body(self) -> bytes:
+        fields = dict(self._fields)
+        if self._moved:
+            fields.pop("resume", None)  # of the id that the client came with
+            counts = [int(place.split("-")[0]) for place in _places(self._last_id)]
+            tokens = [self._tokens.get(index, []) for index in range(len(counts))]
+            # Without the tokens before the client's own id, the hashes of the id are compared.
+            if [len(ids) for ids in tokens] == counts:
+                fields["resume"] = {"token_ids": tokens}
+        return json.dumps(fields).encode()
+
+    def next_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        return _with_id(headers, self._last_id)
+
+    def passed(self, event: bytes) -> Iterator[bytes]:
+        name, data = _read(event)
+        if data is not None and data != "[DONE]":
+            chunk = json.loads(data)
+            _refuse_lost(chunk)
+            if name is not None:
+                self._last_id, self._moved = name, True
+                self._tokens[chunk.get("index", 0)] = chunk["output_ids"]
+        yield event
+
+
+class Chosen:
+    """A stream of OpenAI's API, whose chunks have what is new of a choice."""
 
     def __init__(self, fields: Mapping[str, Json], last_id: str | None) -> None:
         """Begins a stream.
@@ -56,17 +114,11 @@ class Stream:
         self._moved = False
         self._ended = False  # only the last event is missing
 
-    @property
-    def moved(self) -> bool:
-        """True if the client has a part of this stream already."""
-        return self._head is not None
-
     def next_body(self) -> bytes:
-        """Returns the body to send to the next replica."""
         self._skip = 0
         fields = dict(self._fields)
         if self._head is not None and self._moved and self._knows:
-            count = str(self._last_id).rsplit(".", 1)[-1].count(",") + 1
+            count = len(_places(self._last_id))
             tokens = [self._tokens.get(index, []) for index in range(count)]
             fields["resume"] = {**self._given, "token_ids": tokens}
         elif self._head is not None:
@@ -74,16 +126,9 @@ class Stream:
         return json.dumps(fields).encode()
 
     def next_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Returns the headers to send with it."""
-        own = {name: value for name, value in headers.items() if name != HEADER}
-        return own if self._last_id is None else {**own, HEADER: self._last_id}
+        return _with_id(headers, self._last_id)
 
     def passed(self, event: bytes) -> Iterator[bytes]:
-        """Yields what the client gets of an event of a replica.
-
-        Raises:
-          Lost: the event says that the replica has stopped.
-        """
         name, data = _read(event)
         if data is None:
             yield event  # a comment
@@ -92,10 +137,8 @@ class Stream:
             yield event
             return
         chunk = json.loads(data)
-        error = chunk.get("error")
-        if error is not None:
-            if isinstance(error, Mapping) and error.get("code") in _LOST:
-                raise Lost(str(error.get("message")))
+        _refuse_lost(chunk)
+        if "error" in chunk:
             yield event
             return
         if name is None and chunk.get("choices"):
@@ -129,6 +172,28 @@ class Events:
         """Returns the events that end in this part, each with its blank line."""
         *whole, self._rest = (self._rest + part).split(b"\n\n")
         return [one + b"\n\n" for one in whole]
+
+
+def is_new(event: bytes) -> bool:
+    """Returns whether an event brings tokens: it has an id."""
+    return _read(event)[0] is not None
+
+
+def _refuse_lost(chunk: Mapping[str, Json]) -> None:
+    """Raises Lost if a chunk says that its replica has stopped."""
+    error = chunk.get("error")
+    if isinstance(error, Mapping) and error.get("code") in _LOST:
+        raise Lost(str(error.get("message")))
+
+
+def _with_id(headers: Mapping[str, str], last_id: str | None) -> dict[str, str]:
+    own = {name: value for name, value in headers.items() if name != HEADER}
+    return own if last_id is None else {**own, HEADER: last_id}
+
+
+def _places(last_id: str | None) -> list[str]:
+    """Returns the places of the texts of an id."""
+    return str(last_id).rsplit(".", 1)[-1].split(",")
 
 
 def _read(event: bytes) -> tuple[str | None, str | None]:

@@ -3,8 +3,9 @@
     client -> ingress -> replica 1     (dies)
                       -> replica 2     goes on at the next token
 
-A stream of OpenAI's API goes on where it was (`events.py`).  Any other request is sent again, if
-its answer has not begun.
+A stream of OpenAI's API or of SGLang's `/generate` goes on where it was (`events.py`).  Any other
+request is sent again, if its answer has not begun.  A request that loses one replica after another
+ends with an error, since it may be what ends them; so does one that waits while none serves.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,12 +28,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specjax.serve.fleet.call import Call, Head, prompt_of
-from specjax.serve.fleet.events import DONE, Events, Lost, Stream
+from specjax.serve.fleet.events import DONE, Absent, Chosen, Events, Generated, Lost, Stream, is_new
 from specjax.serve.http import (
     HEADER,
     ID,
     Limits,
     Problem,
+    is_sglang,
     read_body,
     request_id,
     unless_gone,
@@ -40,10 +43,14 @@ from specjax.serve.http import (
 Ask = Callable[[Call], AsyncGenerator[Head | bytes, None]]
 """Sends a call to some replica, and yields the head and the parts of its answer.
 
-It raises `Lost` if the replica ends before its answer does, and `Full` if too many calls wait.
+It raises `Lost` if the replica ends before its answer does, `Absent` if none takes the call, and
+`Full` if too many calls wait.
 """
 
 _RESUMED = ("/v1/completions", "/v1/chat/completions")
+
+_LOOK = 2.0
+"""Seconds between two looks at how many replicas serve, while a call waits for its answer."""
 
 _KEPT = ("content-type", "retry-after", "www-authenticate", "cache-control", ID)
 """The headers of a replica's answer that the client gets."""
@@ -54,6 +61,11 @@ _FORKS = 3
 """Replicas that are asked to go on, if they say that the text is another one."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries
+
+
+async def _some() -> int:
+    """Stands for a look at the replicas where nobody can look."""
+    return 1
 
 
 class Full(Exception):
@@ -69,11 +81,24 @@ class Counts:
     lost: int = 0  # that ended with an error, since no replica could go on
 
 
+@dataclasses.dataclass
+class _Losses:
+    """The replicas that a request has lost since the last token that its client got."""
+
+    count: int = 0
+
+
 class Ingress:
     """The state of an ingress."""
 
-    def __init__(self, ask: Ask, limits: Limits, patience: float) -> None:
-        self.ask, self.limits, self.patience = ask, limits, patience
+    def __init__(
+        self, ask: Ask, limits: Limits, patience: float, attempts: int,
+        serving: Callable[[], Awaitable[int]],
+    ) -> None:  # fmt: skip
+        self.ask, self.limits, self.patience, self.attempts = ask, limits, patience, attempts
+        self._serving, self._seen, self._next_look = serving, time.monotonic(), 0.0
+        self._looking: asyncio.Task[None] | None = None
+        self._none = False  # served at the last look
         self.counts = Counts()
         self.running = 0  # requests that are being answered
         self.draining = False  # new ones get 503
@@ -109,21 +134,23 @@ class Ingress:
         headers.pop("content-length", None)
         fields = _fields(body)
         call = Call(request.method, request.scope["path"], headers, body, prompt_of(fields))
-        if call.path in _RESUMED and isinstance(fields, dict) and fields.get("stream") is True:
-            stream = Stream(fields, headers.get(HEADER))
-            head, parts = await unless_gone(request, self._begun(lambda: _next(call, stream)))
+        kind = _stream_of(call)
+        if kind is not None and isinstance(fields, dict) and fields.get("stream") is True:
+            stream, losses = kind(fields, headers.get(HEADER)), _Losses()
+            begun = self._begun(lambda: _next(call, stream), losses)
+            head, parts = await unless_gone(request, begun)
             if head.status == 200:
-                content = self._events(call, stream, parts)
+                content = self._events(call, stream, parts, losses)
                 return StreamingResponse(content, head.status, _kept(head))
         else:
-            head, parts = await unless_gone(request, self._begun(lambda: call))
+            head, parts = await unless_gone(request, self._begun(lambda: call, _Losses()))
             if head.headers.get("content-type", "").startswith("text/event-stream"):
                 return StreamingResponse(_closing(parts), head.status, _kept(head))
         content = b"".join([part async for part in parts if isinstance(part, bytes)])
         return Response(content, head.status, _kept(head))
 
     async def _begun(
-        self, make: Callable[[], Call], patient: bool = False
+        self, make: Callable[[], Call], losses: _Losses, patient: bool = False
     ) -> tuple[Head, AsyncGenerator[Head | bytes, None]]:
         """Returns the head of an answer, and its parts.
 
@@ -131,17 +158,17 @@ class Ingress:
 
         Args:
           make: the call, for the next replica.
+          losses: of this request so far.
           patient: wait for a place, too.
 
         Raises:
-          Problem: there is no place, or no replica answers in time.
+          Problem: there is no place, no replica answers in time, or too many ended at it.
         """
         until, pause, forks = time.monotonic() + self.patience, _FIRST_PAUSE, 0
         while True:
-            parts = self.ask(make())
+            parts, began = self.ask(make()), time.monotonic()
             try:
-                head = await anext(parts)
-                assert isinstance(head, Head)
+                head = await self._first(parts)
                 forks += head.status == 409
                 moves = head.status == 503 or (patient and head.status == 429)
                 if not moves and not (patient and head.status == 409 and forks < _FORKS):
@@ -150,6 +177,9 @@ class Ingress:
                     return head, parts
                 await parts.aclose()
                 why = f"a replica answers with the status {head.status}"
+                if head.status == 503 and time.monotonic() - began > _LOOK:
+                    self._lose(losses, why)  # it has stopped while it wrote
+                    until = time.monotonic() + self.patience
             except Full as error:
                 if not patient:
                     raise Problem(429, str(error), headers={"Retry-After": "1"}) from None
@@ -157,6 +187,10 @@ class Ingress:
             except (Lost, StopAsyncIteration) as error:
                 why = str(error) or "a replica has ended"
                 self.counts.repeated += 1
+                if not isinstance(error, Absent):
+                    self._lose(losses, why)
+                    if time.monotonic() - began > _LOOK:  # it waited for its place, or was written
+                        until = time.monotonic() + self.patience
             except BaseException:
                 await parts.aclose()
                 raise
@@ -169,8 +203,63 @@ class Ingress:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    async def _first(self, parts: AsyncGenerator[Head | bytes, None]) -> Head:
+        """Returns the head of an answer, for which it waits as long as some replica serves.
+
+        Raises:
+          Absent: none has served for `patience` seconds.
+        """
+        task = asyncio.ensure_future(anext(parts))
+        began, look = time.monotonic(), min(_LOOK, max(0.01, self.patience / 4))
+        try:
+            while not (await asyncio.wait({task}, timeout=look))[0]:
+                # One look is for all requests that wait, and none waits for it.
+                ready = self._looking is None or self._looking.done()
+                if ready and time.monotonic() >= self._next_look:
+                    self._next_look = time.monotonic() + look
+                    self._looking = asyncio.create_task(self._look())
+                if self._nobody(began):
+                    raise Absent("none of them serves: see their logs")
+            head = task.result()
+            assert isinstance(head, Head)
+            return head
+        finally:
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    async def _look(self) -> None:
+        self._none = not await self._serving()
+        if not self._none:
+            self._seen = time.monotonic()
+
+    def _nobody(self, began: float) -> bool:
+        """Returns whether none has served for `patience` seconds of a try, as far as is known."""
+        now = time.monotonic()
+        unknown = now - self._next_look > max(self.patience, _LOOK)  # the look has not ended
+        return (self._none or unknown) and now - max(began, self._seen) > self.patience
+
+    def _lose(self, losses: _Losses, why: str) -> None:
+        """Counts a replica that has ended.
+
+        Raises:
+          Problem: it is one too many.
+        """
+        losses.count += 1
+        if losses.count >= self.attempts:
+            self.counts.lost += 1
+            raise Problem(
+                503, f"{losses.count} replicas in a row have ended at this request, the last one "
+                f"with: {why}; it is not sent to another one, since it may be what ends them",
+            )  # fmt: skip
+
     async def _events(
-        self, call: Call, stream: Stream, parts: AsyncGenerator[Head | bytes, None]
+        self,
+        call: Call,
+        stream: Stream,
+        parts: AsyncGenerator[Head | bytes, None],
+        losses: _Losses,
     ) -> AsyncIterator[bytes]:
         """Yields the events of a stream, from as many replicas as it takes."""
         try:
@@ -180,13 +269,16 @@ class Ingress:
                     async for part in parts:
                         for event in cut.add(part) if isinstance(part, bytes) else ():
                             for one in stream.passed(event):
+                                losses.count *= not is_new(one)
                                 yield one
                             if event == DONE:
                                 return
                     raise Lost("a replica has ended")
-                except Lost:
+                except Lost as error:
                     await parts.aclose()
-                    head, parts = await self._begun(lambda: _next(call, stream), patient=True)
+                    self._lose(losses, str(error))
+                    make = functools.partial(_next, call, stream)
+                    head, parts = await self._begun(make, losses, patient=True)
                     self.counts.resumed += 1
                     if head.status != 200:
                         content = [part async for part in parts if isinstance(part, bytes)]
@@ -216,6 +308,13 @@ class _Counting:
             self._ingress.running -= counts
 
 
+def _stream_of(call: Call) -> Callable[[dict[str, Any], str | None], Stream] | None:
+    """Returns the kind of a stream that goes on elsewhere; None for others."""
+    if call.path in _RESUMED:
+        return Chosen
+    return Generated if call.path == "/generate" and is_sglang(call.body) else None
+
+
 def _next(call: Call, stream: Stream) -> Call:
     return dataclasses.replace(
         call, body=stream.next_body(), headers=stream.next_headers(call.headers)
@@ -235,7 +334,7 @@ async def _closing(parts: AsyncGenerator[Head | bytes, None]) -> AsyncIterator[b
                 if isinstance(part, bytes):
                     yield part
         except Lost as error:
-            lost = Problem(503, f"{error}; streams of /v1 go on elsewhere, this one cannot")
+            lost = Problem(503, f"{error}; a stream of this route cannot go on elsewhere")
             yield f"data: {json.dumps(lost.body(lorax=False))}\n\n".encode()
 
 
@@ -251,15 +350,23 @@ def _fields(body: bytes) -> Any:
         return None
 
 
-def make_ingress(ask: Ask, limits: Limits | None = None, patience: float = 120.0) -> Starlette:
+def make_ingress(
+    ask: Ask,
+    limits: Limits | None = None,
+    patience: float = 120.0,
+    attempts: int = 8,
+    serving: Callable[[], Awaitable[int]] = _some,
+) -> Starlette:
     """Returns the ASGI application of an ingress; its `state.ingress` has the counts.
 
     Args:
       ask: sends a call to a replica.
       limits: of requests; None takes those of a server.
-      patience: seconds that a request waits for a replica, where its own has ended.
+      patience: seconds that a request waits for a replica while none serves.
+      attempts: replicas that may end at a request one after the other, without a new token.
+      serving: tells how many replicas serve.
     """
-    ingress = Ingress(ask, limits or Limits(), patience)
+    ingress = Ingress(ask, limits or Limits(), patience, attempts, serving)
     app = Starlette(
         routes=[
             Route("/fleet", ingress.figures, methods=["GET"]),

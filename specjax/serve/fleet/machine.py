@@ -18,7 +18,9 @@ def needs(cpus: float, resources: Mapping[str, float]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def joined(actors: int, cpus: float, resources: Mapping[str, float]) -> Iterator[bool]:
-    """Starts Ray for so many actors, and stops it, unless this process is in a cluster already.
+    """Starts Ray for so many actors, and stops it, unless there is a cluster already.
+
+    That is the cluster that this process has joined, or that the variable RAY_ADDRESS names.
 
     Yields:
       True if it was started here.
@@ -27,6 +29,15 @@ def joined(actors: int, cpus: float, resources: Mapping[str, float]) -> Iterator
         yield False
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False)
+        try:
+            yield False
+        finally:
+            ray.shutdown()
+        return
+    # Without threads of its own for a replica's code and a router Ray takes less of the cores.
+    os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
     all_of_them = needs(cpus, {name: actors * count for name, count in resources.items()})
     # Ray counts cores and does not bind to them, so a small machine may claim to have more.
     all_of_them["num_cpus"] = max(os.cpu_count() or 1, int(actors * cpus + 2))

@@ -6,6 +6,7 @@ from specjax.serve.http.following import unless_gone
 from specjax.serve.http.places import HEADER
 from specjax.serve.http.problems import Problem
 from specjax.serve.http.server import Server, serve
+from specjax.serve.http.sglang import is_sglang
 
 __all__ = [
     "HEADER",
@@ -13,6 +14,7 @@ __all__ = [
     "Limits",
     "Problem",
     "Server",
+    "is_sglang",
     "make_app",
     "read_body",
     "request_id",

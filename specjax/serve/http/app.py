@@ -67,27 +67,30 @@ class Service:
         return await self._lorax(request, streams=False, content=content)
 
     async def _sglang(self, request: Request, body: sglang.Generate) -> Response:
+        seen, rid = Seen.read(request.headers.get(HEADER)), request.state.rid
         items, handles = await self._begin(
-            body, lambda: sglang.Items(self.engine, body, self.limits.texts),
+            body, lambda: sglang.Items(self.engine, body, self.limits.texts, rid, seen),
             lambda items: items.submit(self.engine),
         )  # fmt: skip
         self._know(items.rids, handles)
         answers = sglang.Answers(items, self.words, self.weight_version)
 
-        async def chunks() -> AsyncIterator[tuple[dict[str, Json], None]]:
-            try:
-                async for chunk in answers.chunks(handles):
-                    yield chunk, None
-                self._count([handle.result() for handle in handles], request)
-            finally:
-                self._forget(items.rids, handles)
+        async def chunks() -> AsyncIterator[tuple[dict[str, Json], str]]:
+            async for chunk in answers.chunks(handles, self.engine.model_hash):
+                yield chunk
+            self._count([handle.result() for handle in handles], request)
 
-        if body.stream:
-            return self._stream(chunks(), handles, lorax=False)
+        streams = False
         try:
+            if items.delivered is not None:
+                await self._checked(request, handles)
+            if body.stream:
+                streams = True
+                return self._stream(chunks(), handles, lorax=False, rids=items.rids)
             return JSONResponse(answers.whole(await self._served(request, handles)))
         finally:
-            self._forget(items.rids, handles)
+            if not streams:
+                self._forget(items.rids, handles)
 
     def _know(self, rids: list[str], handles: list[Handle]) -> None:
         """Keeps the ids of requests that run, by which they can be aborted."""
@@ -351,7 +354,8 @@ class Service:
 
     def _stream(
         self,
-        chunks: AsyncIterator[tuple[dict[str, Json], str | None]],
+        chunks: AsyncIterator[tuple[dict[str, Json], str | None]]
+        | AsyncIterator[tuple[dict[str, Json], str]],
         handles: list[Handle],
         lorax: bool,
         rids: Sequence[str] = (),

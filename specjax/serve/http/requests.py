@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from specjax.constraints import JSONSchema
 from specjax.generation import Request, conversations, encode
@@ -16,6 +16,7 @@ from specjax.serve.http.fields import (
     Completion,
     Lorax,
     LoraxParameters,
+    Resume,
     Sampled,
     Speculation,
     Tokenize,
@@ -30,6 +31,16 @@ from specjax.text import template_of, unread_part
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _LORAX_TOKENS = 20  # LoRAX's
 _LARGEST_SEED = 2**32 - 1
+
+
+class Resumable(Protocol):
+    """A body whose stream may be resumed."""
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def resume(self) -> Resume | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,36 +90,53 @@ class Asked:
         Raises:
           Problem: an id of another model or request, or tokens that are not those of the id.
         """
-        if seen is None and body.resume is None:
+        delivered = delivered_of(body, seen, model, self.digest, len(self.requests) * self.n)
+        if delivered is None:
             return self
-        if not body.stream:
-            refuse(
-                "only a stream is resumed: send stream: true, or leave Last-Event-ID and resume "
-                "out and get the whole text", "resume",
+        fast = body.resume is not None and body.resume.fast
+        return dataclasses.replace(self, delivered=delivered, fast=fast)
+
+
+def delivered_of(
+    body: Resumable, seen: Seen | None, model: str, digest: str, texts: int
+) -> list[Delivered] | None:
+    """Returns what the client has of each text; None if it resumes none.
+
+    Args:
+      body: of the request.
+      seen: the id that it sent back.
+      model: the hash of the target.
+      digest: of what the texts depend on.
+      texts: how many the body asks for.
+
+    Raises:
+      Problem: an id of another model or request, or tokens that are not those of the id.
+    """
+    if seen is None and body.resume is None:
+        return None
+    if not body.stream:
+        refuse(
+            "only a stream is resumed: send stream: true, or leave Last-Event-ID and resume out "
+            "and get the whole text", "resume",
+        )  # fmt: skip
+    if seen is not None:
+        seen.check(model, digest, texts)
+    if body.resume is None:
+        assert seen is not None
+        return list(seen.delivered)
+    tokens = body.resume.token_ids
+    if len(tokens) != texts:
+        refuse(
+            f"resume.token_ids has {len(tokens)} lists for {texts} texts: send the tokens of each "
+            "text, prompts times n, in the order of their index", "resume.token_ids",
+        )  # fmt: skip
+    for index, (one, ids) in enumerate(zip(seen.delivered if seen else (), tokens, strict=False)):
+        if one.count != len(ids) or one.digest != tokens_hash(ids):
+            raise Problem(
+                409, f"resume.token_ids[{index}] are not the {one.count} tokens of Last-Event-ID: "
+                "send the tokens of all chunks up to that event", "resume.token_ids",
             )  # fmt: skip
-        texts = len(self.requests) * self.n
-        if seen is not None:
-            seen.check(model, self.digest, texts)
-        if body.resume is None:
-            assert seen is not None
-            return dataclasses.replace(self, delivered=list(seen.delivered))
-        tokens = body.resume.token_ids
-        if len(tokens) != texts:
-            refuse(
-                f"resume.token_ids has {len(tokens)} lists for {texts} texts: send the tokens of "
-                "each text, prompts times n, in the order of their index", "resume.token_ids",
-            )  # fmt: skip
-        delivered = [Delivered(len(ids), tuple(ids)) for ids in tokens]
-        for index, (one, ids) in enumerate(
-            zip(seen.delivered if seen else (), tokens, strict=False)
-        ):
-            if one.count != len(ids) or one.digest != tokens_hash(ids):
-                raise Problem(
-                    409, f"resume.token_ids[{index}] are not the {one.count} tokens of "
-                    "Last-Event-ID: send the tokens of all chunks up to that event",
-                    "resume.token_ids",
-                )  # fmt: skip
-        return dataclasses.replace(self, delivered=delivered, fast=body.resume.fast)
+    return [Delivered(len(ids), tuple(ids)) for ids in tokens]
 
 
 def models(engine: Engine) -> dict[str, tuple[str, str] | None]:

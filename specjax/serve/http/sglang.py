@@ -11,7 +11,6 @@ import pathlib
 import re
 import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -24,8 +23,11 @@ from specjax.parallel import mesh_of
 from specjax.serve.engine import Engine
 from specjax.serve.handle import Handle, Increment, Served
 from specjax.serve.http import following
-from specjax.serve.http.fields import Body, Flag, Number, Text, Whole
+from specjax.serve.http.fields import Body, Flag, Number, Resume, Text, Whole
+from specjax.serve.http.places import Place, Seen, event_id
 from specjax.serve.http.problems import read, refuse
+from specjax.serve.http.requests import delivered_of
+from specjax.serve.identity import request_hash
 from specjax.text import Words
 from specjax.types import Json
 
@@ -97,6 +99,7 @@ class Generate(Body):
     top_logprobs_num: Whole | list[Whole] = 0
     return_text_in_logprobs: Flag = False
     stream: Flag = False
+    resume: Resume | None = None
 
     def called(self) -> dict[str, str]:
         names = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p",
@@ -108,6 +111,7 @@ class Generate(Body):
             "eos": "sampling_params.stop_token_ids",
             "constraint": "sampling_params.json_schema",
             "logprobs": "top_logprobs_num",
+            "resume": "resume.token_ids",
         }
 
 
@@ -141,11 +145,20 @@ class WeightsFromDisk(Body):
 class Items:
     """The texts that one body asks for, in the order of its answer."""
 
-    def __init__(self, engine: Engine, body: Generate, most: int) -> None:
+    def __init__(
+        self, engine: Engine, body: Generate, most: int, rid: str, seen: Seen | None = None
+    ) -> None:
         """Checks a body and submits nothing.
 
+        Args:
+          engine: will write the texts.
+          body: of the request.
+          most: texts that it may ask for.
+          rid: the id of texts for which the body names none.
+          seen: the id of the last event that the client has, if its stream is resumed.
+
         Raises:
-          Problem, ValueError: what the engine cannot do.
+          Problem, ValueError: what the engine cannot do, or an id of another request.
         """
         prompts, self.single = _prompts(engine, body)
         count = len(prompts)
@@ -162,32 +175,46 @@ class Items:
         wants = _each("return_logprob", body.return_logprob, count)
         tops = _each("top_logprobs_num", body.top_logprobs_num, count)
         names = _each("rid", body.rid, count)
-        if isinstance(body.rid, str) and count > 1:
-            names = [f"{body.rid}_{number}" for number in range(count)]
+        if count > 1 and not isinstance(body.rid, list):
+            names = [f"{body.rid or rid}_{number}" for number in range(count)]
         self.single &= texts == 1
-        drawn, seen = secrets.randbits(32), collections.Counter[tuple[int, ...]]()
+        # Texts that named no seed go on with the one that was drawn for them.
+        self.seed = secrets.randbits(32) if seen is None else seen.seed
+        met = collections.Counter[tuple[int, ...]]()
         self.asked, self.rids, self.wants, self.tops = [], [], [], []
         self.most, self.greedy = [], []
         for prompt, one, want, top, name in zip(prompts, settings, wants, tops, names, strict=True):
-            request = _request(engine, prompt, one, top if want else None, drawn)
+            request = _request(engine, prompt, one, top if want else None, self.seed)
             admitted = engine.checker.admit(request)
             for _ in range(one.n):
                 # The same prompt again is another sample, and never the same text.
-                index = seen[tuple(prompt)]
-                seen[tuple(prompt)] += 1
+                index = met[tuple(prompt)]
+                met[tuple(prompt)] += 1
                 self.asked.append((admitted, index))
-                self.rids.append(name or uuid.uuid4().hex)
+                self.rids.append(name or rid)
                 self.wants.append(want)
                 self.tops.append(top)
                 self.most.append(one.max_new_tokens)
                 self.greedy.append(float(admitted.row.sampling.temperature[0]) == 0)
+        stops = [one.prepared.texts.stops for one, _ in self.asked]
+        self.digest = request_hash(
+            [one.row for one, _ in self.asked], "Generate", stops, self.wants, self.tops
+        )
+        if body.resume is not None and body.resume.fast:
+            refuse("chunks repeat all tokens, which are written again: leave fast out",
+                   "resume.fast")  # fmt: skip
+        self.delivered = delivered_of(
+            body, seen, engine.model_hash, self.digest, len(self.asked)
+        )  # fmt: skip
+        self.tails = seen.tails if seen is not None else (0,) * len(self.asked)
 
     def submit(self, engine: Engine) -> list[Handle]:
         """Submits all texts, or none."""
         handles: list[Handle] = []
+        had = self.delivered or [None] * len(self.asked)
         try:
-            for admitted, index in self.asked:
-                handles.append(engine.submit(admitted, index))
+            for (admitted, index), has in zip(self.asked, had, strict=True):
+                handles.append(engine.submit(admitted, index, resume=has))
         except Exception:
             following.cancel(handles)
             raise
@@ -208,25 +235,45 @@ class Answers:
         ]
         return made[0] if self.items.single else made
 
-    async def chunks(self, handles: list[Handle]) -> AsyncIterator[dict[str, Json]]:
-        """Yields chunks, each with all of the text and the tokens so far, as SGLang does."""
+    async def chunks(
+        self, handles: list[Handle], model: str
+    ) -> AsyncIterator[tuple[dict[str, Any], str]]:
+        """Yields chunks, each with all of the text and the tokens so far, as SGLang does.
+
+        With each comes the id of its event.  A stream that is resumed begins with the first chunk
+        that says more than the client has.
+        """
         news: list[list[Increment]] = [[] for _ in handles]
+        places = [Place() for _ in handles]
+        for place, handle, tail in zip(places, handles, self.items.tails, strict=True):
+            place.add(handle.tokens[: handle.delivered.count])
+            place.tail = tail
         async for number, new in following.merged(handles):
+            place = places[number]
             if isinstance(new, Served):
-                yield self._chunk(number, new.text, new, self._reason(number, new))
+                if place.tail:
+                    continue
+                place.tail = 1
+                chunk = self._chunk(number, new.text, new, self._reason(number, new))
             else:
+                if new.start and not news[number]:
+                    news[number].append(handles[number].before(new))
                 news[number].append(new)
-                yield self._chunk(number, "".join(x.text for x in news[number]), news[number], None)
+                place.add(new.tokens)
+                text = "".join(x.text for x in news[number])
+                chunk = self._chunk(number, text, news[number], None)
+            place.characters = len(chunk["text"])
+            yield chunk, event_id(model, self.items.digest, self.items.seed, places)
 
     def _chunk(
         self, number: int, text: str, made: Served | list[Increment], reason: Json
-    ) -> dict[str, Json]:
+    ) -> dict[str, Any]:
         chunk = self._one(number, text, made, reason)
         return chunk if self.items.single else {**chunk, "index": number}
 
     def _one(
         self, number: int, text: str, made: Served | list[Increment], reason: Json
-    ) -> dict[str, Json]:
+    ) -> dict[str, Any]:
         parts = [made] if isinstance(made, Served) else made
         tokens = [token for part in parts for token in part.tokens]
         info: dict[str, Any] = {

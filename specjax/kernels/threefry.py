@@ -1,0 +1,96 @@
+"""Random bits of Threefry, the counter-based generator of JAX's keys, in vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from specjax.kernels.emitting import INT32, WORD, Emitter, Value, word
+
+_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+_ROUNDS = 5  # each of four rotations
+_PARITY = 0x1BD11BDA
+
+_AS_PRODUCTS = 2
+"""The multiplications of the kernel for products that take as long as the bits of one number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomBits:
+    """The `sharing.Work` of random bits; a part is a range of the numbers of every key.
+
+    Its buffers are the keys [N, 2] uint32 and the result [N, V] uint32.  Number v of a key is the
+    exclusive or of the two words that Threefry-2x32 makes of the counter (0, v), as
+    `jax.random.bits` defines it.
+
+    Reference: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.
+    """
+
+    lanes: int
+
+    name = "random_bits"
+    buffers = 2
+    sizes = ((1, 0), (1, 1))  # N, V
+
+    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
+        return emit.b.mul(emit.b.mul(*sizes), word(_AS_PRODUCTS))
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        return emit.least(threads, worth)
+
+    def function(self, module: ir.Module) -> ir.Function:
+        places = [INT32.as_pointer()] * 2
+        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 4])
+        function = ir.Function(module, signature, f"{self.name}_part")
+        function.linkage = "internal"
+        emit = Emitter(function)
+        b = emit.b
+        keys, result, part, parts, count, size = function.args
+        start, end = (
+            b.select(
+                b.icmp_signed("==", bound, parts),
+                size,
+                emit.whole(b.sdiv(b.mul(size, bound), parts), self.lanes),
+            )
+            for bound in (part, b.add(part, word(1)))
+        )
+        with emit.loop(word(0), count, 1) as (n, _, _):
+            pair = [emit.read(keys, b.add(b.mul(n, word(2)), word(i)), INT32, 4) for i in range(2)]
+            begin = start
+            for step in (self.lanes, 1):
+                stop = b.add(begin, emit.whole(b.sub(end, begin), step))
+                with emit.loop(begin, stop, step) as (v, _, _):
+                    bits = _bits(emit, pair, v, step)
+                    emit.write(bits, result, b.add(b.mul(n, size), v), 4)
+                begin = stop
+        b.ret_void()
+        return function
+
+
+def _bits(emit: Emitter, key: Sequence[Value], first: Value, lanes: int) -> Value:
+    """Returns the bits of the numbers [first, first + lanes) of a key."""
+    b, kind = emit.b, ir.VectorType(INT32, lanes)
+
+    def every(value: Value) -> Value:
+        return emit.splat(value, lanes)
+
+    def constant(number: int) -> ir.Constant:
+        return ir.Constant(kind, [number] * lanes)
+
+    def rotated(x: Value, by: int) -> Value:
+        return b.or_(b.shl(x, constant(by)), b.lshr(x, constant(32 - by)))
+
+    parity = b.xor(b.xor(*key), ir.Constant(INT32, _PARITY))
+    words = [every(value) for value in (*key, parity)]
+    counters = b.add(every(b.trunc(first, INT32)), ir.Constant(kind, list(range(lanes))))
+    left, right = words[0], b.add(counters, words[1])
+    for turn in range(_ROUNDS):
+        for rotation in _ROTATIONS[turn % 2]:
+            left = b.add(left, right)
+            right = b.xor(left, rotated(right, rotation))
+        left = b.add(left, words[(turn + 1) % 3])
+        right = b.add(b.add(right, words[(turn + 2) % 3]), constant(turn + 1))
+    bits = b.xor(left, right)
+    return bits if lanes > 1 else b.extract_element(bits, ir.Constant(INT32, 0))
