@@ -67,9 +67,7 @@ class RolloutOptions(fields.Options):
     steps: tuple[int, ...] = fields.option((1, 4), "numbers of steps that the weights are apart")
     half: bool = fields.option(False, "expect the first half of each old text only")
     fresh: bool = fields.option(False, "draw with fresh keys, as training does")
-    tail: bool = fields.option(
-        False, "draw the lengths of samples, of which few are long"
-    )
+    tail: bool = fields.option(False, "draw the lengths of samples, of which few are long")
     rounds: int = fields.option(3, "turns of each sampler")
     json: str | None = fields.option(None, "write the report to this file")
 

@@ -370,7 +370,8 @@ def _gumbel(key: Array, size: int) -> Array:
         return _gumbel_of(_random_bits(size)(jax.random.key_data(key)))
 
     # XLA:CPU takes 5 to 15 times as long for the bits: JAX makes a loop of them.
-    if platform_of_shapes() != "cpu" or not kernels.takes_random_bits(size):
+    ours = str(jax.random.key_impl(key)) == _IMPLEMENTATION and platform_of_shapes() == "cpu"
+    if not ours or not kernels.takes_random_bits(size):
         return of_jax(key)
     return on_cpu(of_kernel, of_jax, key)
 

@@ -6,8 +6,9 @@ A turn reads chunks of prompts and then runs a few steps of the batch.  The devi
 before the host reads the tokens of this one, so it does not wait for the host.  Who has left is
 known a turn late, and a row that is done changes no more.  While texts are written a turn
 reads for at most one and a half times what a turn without reading takes, but always one chunk, so
-that no text waits long.  While none is, a turn reads half as many chunks as there are slots, and
-the first steps of these prompts are taken together.
+that no text waits long.  While none is, a turn reads half as many chunks as there are slots, or
+four, and the first steps of these prompts are taken together.  An engine over several processes
+waits for each turn, since their news are compared.
 
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
