@@ -191,7 +191,7 @@ class Programs(Generic[_InputsT, _OutputT]):
     def bound(self, *arguments: object) -> Callable[..., _OutputT]:
         """Returns the program for arguments of this structure, which takes those not static.
 
-        A call of it does not look at the structure, which takes the host up to a millisecond.
+        To look at the structure takes the host up to a millisecond, and its calls do not do so.
         """
         entry, fixed = self._of(arguments), arguments[: self._static]
 

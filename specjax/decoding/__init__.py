@@ -6,7 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.decoding.commit import write
-    from specjax.decoding.decoder import Decoder, Verification
+    from specjax.decoding.decoder import Decoder, Verification, put_row
     from specjax.decoding.host_grammar import Guided
     from specjax.decoding.inputs import RowInputs
     from specjax.decoding.logprobs import Logprobs
@@ -37,6 +37,7 @@ __all__ = [
     "eos_of_rows",
     "expected_accepted_length",
     "mean_accepted_length",
+    "put_row",
     "slots_ahead",
     "start",
     "summarize",

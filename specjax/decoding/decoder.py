@@ -580,11 +580,19 @@ def _run(
     return constrain_like(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _insert(
+def put_row(
     layout: _Layout, state: DecodeState, slot: Array | np.ndarray, row: DecodeState
 ) -> DecodeState:
-    return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
+    """Returns a state with a row in `slot`, and with the shardings `layout`.
+
+    The shardings that the two structures name may differ: those of the state stay.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    put = [x.at[slot].set(y[0]) for x, y in zip(leaves, jax.tree.leaves(row), strict=True)]
+    return constrain_like(jax.tree.unflatten(structure, put), layout)
+
+
+_insert = jax.jit(put_row, static_argnums=0, donate_argnums=1)
 
 
 def _stopped(done: Array, stop: Array | np.ndarray) -> Array:

@@ -45,7 +45,7 @@ from specjax.caches import (
     with_table,
     without_pages,
 )
-from specjax.decoding import Decoder, Logprobs, RowInputs, begin
+from specjax.decoding import Decoder, Logprobs, RowInputs, begin, put_row
 from specjax.parallel import (
     constrain_like,
     device_bytes,
@@ -637,11 +637,7 @@ class Device:
     def _inserted(
         self, state: DecodeState, slot: Array, params: Params, reading: Reading, *inputs: Any
     ) -> DecodeState:
-        row = self._begun(params, reading, *inputs)
-        # The caches of a row name its own sharding, and those of the batch another one.
-        leaves, structure = jax.tree.flatten(state)
-        put = [x.at[slot].set(y[0]) for x, y in zip(leaves, jax.tree.leaves(row), strict=True)]
-        return constrain_like(jax.tree.unflatten(structure, put), self._layout)
+        return put_row(self._layout, state, slot, self._begun(params, reading, *inputs))
 
     def _observed(
         self, processors: Processors, text: Array, start: Array, count: Array, eos: Array

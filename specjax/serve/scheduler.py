@@ -476,7 +476,7 @@ class Scheduler:
                 free |= new.done
         self._deliver_all()
         if free and self._asked:
-            # The device works, so there is time for a client that goes on with another request.
+            # The device works meanwhile.  A client whose text has ended may send its next request.
             began = time.perf_counter()
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closing, _GAP)

@@ -271,7 +271,7 @@ def _tree_of(found: Any) -> Tree | None:
 def read_plan(about: dict[str, Any]) -> Learned | None:
     """Returns the statistics of a saved plan with which decoding starts, or None.
 
-    A text that is short at first has the seconds of the plans of shorter contexts until then.
+    While a text is short, it has the seconds of the plans of shorter contexts.
     """
     plan = saved_plan(about)
     if plan is None:

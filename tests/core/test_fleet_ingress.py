@@ -258,7 +258,7 @@ def test_a_stream_of_generate_goes_on(kind):
         assert status == 200 and grown(events[0] + rest) == grown(first), (kind, place)
         assert len(replicas.calls) > 1 or place >= len(first) - ends[0]
     assert {one[3].split("_")[0] for one in grown(first).values()} <= {"mine", "a", "b"}
-    # A client that has everything gets the end alone; another request, no text.
+    # A client that has all tokens gets only the end, and an id of another request is refused.
     last = [one for one in events if one.startswith(b"id: ")][-1].decode().split("\n")[0][4:]
     other = [["def", "if"]] if isinstance(body["text"], list) else ["def"]
     for asked, status in ((body, 200), *(({**body, "text": text}, 409) for text in other)):
@@ -283,7 +283,7 @@ def test_replicas_that_end_one_after_the_other():
     whole = told(sent(Replicas([app()], []), PATH, ASK)[2])
     replicas = Replicas([app()], [600, Lost("killed"), 900, Lost("killed")])
     assert told(sent(replicas, PATH, ASK, attempts=3)[2]) == whole and len(replicas.calls) == 5
-    # No replica takes it: as long as `patience` says, and no longer; one that serves may be slow.
+    # While no replica serves, it waits for `patience` seconds.  A replica that serves may be slow.
     absent: list[int | Exception] = [Absent("none there")] * 99
     status, _, content = sent(Replicas([app()], absent), PATH, ASK, attempts=3)
     assert status == 503 and b"none there" in content

@@ -265,7 +265,8 @@ def test_one_pass_in_the_place_of_loops_gives_the_same_texts(case):
     decoder, params = toys.decoder(case, "match"), toys.params(case)
 
     def loops(state):
-        return decoder.lower(params, state).as_text().count("stablehlo.while")
+        # Lowered for one platform, since a CPU draws noise with a loop only without our kernel.
+        return decoder.lower(params, state, "gpu").as_text().count("stablehlo.while")
 
     elsewhere = loops(toys.prefill(decoder, params, temperature=1.0))
     jax.clear_caches()

@@ -53,7 +53,7 @@ def test_texts_are_those_of_generate(name: str):
     heads = specjax.Drafter(*toys.CASES["eagle3 tree"], "head")
     asks = [
         Request(
-            prompts=[[(first + n) % 20 for n in range(length)]], max_new_tokens=20, seed=first,
+            prompts=[[(first + n) % 20 for n in range(length)]], max_new_tokens=32, seed=first,
             proposer=("none", "head")[first % 2], temperature=1, eos=[],
         )
         for first, length in enumerate((12, 9, 20, 12, 5, 7))
@@ -65,7 +65,7 @@ def test_texts_are_those_of_generate(name: str):
             handles = [engine.submit(one) for one in asks]
             texts.append([handle.result(60).tokens for handle in handles])
             assert cache_tokens is None or engine.load().set_back > 0
-    settings = {"proposer": "none", "max_new_tokens": 20, "temperature": 1, "eos": []}
+    settings = {"proposer": "none", "max_new_tokens": 32, "temperature": 1, "eos": []}
     for number, one in enumerate(asks):
         settings |= {"prompts": one.prompts, "seed": one.seed, "logprobs": 0}
         out, plain = (specjax.generate(wanted, **settings) for wanted in (model, target(None)))

@@ -21,7 +21,7 @@ def port() -> int:
         return found.getsockname()[1]
 
 
-# Ray's own warnings are not ours: sockets and processes that it leaves to the end of the process.
+# Ray warns of sockets and processes of its own, which it keeps until this process ends.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -27,7 +27,7 @@ import together  # noqa: E402
 
 from specjax.serve import fleet  # noqa: E402
 
-# Ray's own warnings are not ours: sockets and processes that it leaves to the end of the process.
+# Ray warns of sockets and processes of its own, which it keeps until this process ends.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TABLES = functools.partial(fleets.engine, "tables")

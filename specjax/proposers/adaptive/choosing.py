@@ -106,9 +106,9 @@ def choose(
         wider = jnp.pad(part.gains, ((0, 0), (0, len(widths) - sizes)), mode="edge")
         best = jnp.maximum(best, wider)
         gains = of_batch(best[:, :sizes]), of_batch(part.gains)
-        # Alone it sizess as a trial, or a part that always promises less would never be tried.
+        # Alone it counts as a trial, or a part that always promises less would never be tried.
         times = [own * waits(each) for each in gains]
-        # The wait sizess against plain decoding only.  Among numbers of drafts it would favour few
+        # The wait counts against plain decoding only.  Among numbers of drafts it would favour few
         # drafts too much: rows that draft wait for each other in any case.
         pays = gains[0][:, 1:] / (times[0] + late[:, None] / policy.stays) > 1 + policy.margin
         pays &= ~part.trials.barred[:, None]

@@ -15,8 +15,8 @@ from specjax.types import ABSENT, Proposal
 
 _WINDOW = 64.0  # steps
 _FADES = 1 - 1 / 16
-"""The share of what is known of a number of nodes that a step keeps which teaches fewer nodes only.
-So a wide tree that was once unlucky is tried again.
+"""A step that teaches only other numbers of nodes keeps this share of the steps that are known of a
+number.  So a wide tree that was once unlucky is tried again.
 """
 _DOUBT = 2.0  # steps that the estimate from narrower trees counts
 _HOPE = 0.75

@@ -3,9 +3,10 @@
     client -> ingress -> replica 1     (dies)
                       -> replica 2     goes on at the next token
 
-A stream of OpenAI's API or of SGLang's `/generate` goes on where it was (`events.py`).  Any other
-request is sent again, if its answer has not begun.  A request that loses one replica after another
-ends with an error, since it may be what ends them; so does one that waits while none serves.
+A stream of OpenAI's API or of SGLang's `/generate` goes on at its next token (`events.py`).  Any
+other request is sent again, if its answer has not begun.  A request that loses one replica after
+another ends with an error, since it may be what ends them.  So does a request that waits while none
+serves.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def joined(actors: int, cpus: float, resources: Mapping[str, float]) -> Iterator
         finally:
             ray.shutdown()
         return
-    # Without threads of its own for a replica's code and a router Ray takes less of the cores.
+    # Ray takes less of the cores if replicas' code and the router have no threads of their own.
     os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
     all_of_them = needs(cpus, {name: actors * count for name, count in resources.items()})
     # Ray counts cores and does not bind to them, so a small machine may claim to have more.
