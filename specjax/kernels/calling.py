@@ -19,6 +19,8 @@ from specjax.kernels.coding import VNNI, Coding
 from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
+from specjax.kernels.layer_forms import LayersForm
+from specjax.kernels.layering import Layers
 from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.kernels.rounded_rows import RoundedRows
 from specjax.kernels.sharing import Work, handler
@@ -72,6 +74,14 @@ def rounded_rows(dtype: str) -> str:
     if VNNI not in byte_lanes():
         raise ValueError("this processor does not multiply bytes by VNNI")
     return _registered(f"specjax_rounded_rows_{dtype}", RoundedRows(), "rounded_rows", dtype)
+
+
+def layers(dtype: str, form: LayersForm) -> str:
+    """Returns the name as `product`, for whole layers; `dtype` is that of the matrices."""
+    if dtype == "int8" and VNNI not in byte_lanes():
+        raise ValueError("this processor does not multiply bytes by VNNI")
+    work = Layers(form, machine())
+    return _registered(f"specjax_layers_{form.name}", work, "layers", dtype, form)
 
 
 def random_bits(dtype: str) -> str:

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from specjax import kernels
-from specjax._internal.platforms import platform_of_shapes
+from specjax._internal.platforms import on_cpu, platform_of_shapes
 from specjax.caches import (
     Both,
     HybridCache,
@@ -40,6 +40,7 @@ from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.packed import is_packed
 from specjax.models.products import dot_general, gpu_dot_general
 from specjax.models.vocabulary import on_target
+from specjax.models.whole_layers import form_of_layers, run_whole_layers
 from specjax.types import ModelOutput
 
 if TYPE_CHECKING:
@@ -318,10 +319,23 @@ class Transformer(nn.Module):
         watched = self.is_initializing() or self.is_mutable_collection("intermediates")
         if isinstance(x, Tracer) and not (self.remat or watched):
             called = traced_by_kind(c, layers, self.variables["params"])
-        streams, cache = run_layers(
-            c.keep(each) if self.once else c, called, x, positions, cache, mask, embedded,
-            self.triton and not watched,
-        )  # fmt: skip
+
+        def one_by_one(
+            x: Array, positions: Array, cache: Any, mask: Array | None
+        ) -> tuple[list[Array], KVCache | HybridCache | None]:
+            return run_layers(
+                c.keep(each) if self.once else c, called, x, positions, cache, mask, embedded,
+                self.triton and not watched,
+            )  # fmt: skip
+
+        run, form = one_by_one, None
+        if not (self.remat or watched):
+            held = [self.variables["params"][f"layer_{i}"] for i in each]
+            form = form_of_layers(c, self.dot_general, self.attend, held, x, cache)
+        if form is not None:
+            together = functools.partial(run_whole_layers, form, c, held)
+            run = functools.partial(on_cpu, together, one_by_one)
+        streams, cache = run(x, positions, cache, mask)
         x = streams[-1]
         if pends:
             streams[-1], hidden = Norm(c, name="norm")(x)
