@@ -37,6 +37,9 @@ PHASES = 5
 _SHARES = 1
 """Parts of a phase for each thread."""
 
+_ROWS = 64
+"""Rows that are multiplied at once, whose sums stay in the L2 cache."""
+
 _WORTH = 2**16
 """The multiplications of the products of a phase for which a further part pays."""
 
@@ -321,8 +324,11 @@ class _Part:
             sizes = self.s.batch, self.s.width, inner, count
             b.call(self.multiply, [x, *matrix, y, part, self.some, *sizes])
             return
-        share = share_of(self.emit, count, part, self.some)
-        b.call(self.multiply, [x, self.buffer(name), y, *share, self.rows, inner, count, count])
+        share, matrix = share_of(self.emit, count, part, self.some), self.buffer(name)
+        with self.emit.loop(word(0), self.rows, _ROWS) as (row, _, _):
+            rows = self.emit.least(b.sub(self.rows, row), word(_ROWS))
+            mine = b.gep(x, [b.mul(row, inner)]), b.gep(y, [b.mul(row, count)])
+            b.call(self.multiply, [mine[0], matrix, mine[1], *share, rows, inner, count, count])
 
     def _normed(self, x: Value, name: str) -> tuple[Value, Value]:
         """Returns the norms of all rows, and the memory that is to be freed."""

@@ -71,9 +71,9 @@ def form_of_layers(
         weight, c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
         c.attention_softcap is not None,
     )  # fmt: skip
-    rows, width = math.prod(x.shape[:2]), x.shape[1]
+    rows = math.prod(x.shape[:2])
     sizes = c.hidden_size, c.mlp_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    return form if kernels.takes_layers(form, rows, width, *sizes) else None
+    return form if kernels.takes_layers(form, rows, *sizes) else None
 
 
 def _is_int8(leaf: object) -> bool:
