@@ -27,7 +27,8 @@ from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, w
 from specjax.kernels.forms import FORMS, Machine
 from specjax.kernels.functions import exponential, tangent
 from specjax.kernels.layer_forms import LayersForm
-from specjax.kernels.loops import kernel
+from specjax.kernels.loops import loops
+from specjax.kernels.pieces import Piece
 from specjax.kernels.rounded_rows import RoundedRows
 from specjax.kernels.sharing import wait_for
 
@@ -128,6 +129,13 @@ class Layers:
         b = emit.b
         return b.mul(b.mul(s.embed, s.inner), b.mul(s.batch, s.width))
 
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """Returns attention, and the product."""
+        if self.form.weight == "int8":
+            return *self.attention.pieces, *RoundedRows().pieces
+        return *self.attention.pieces, loops(FORMS[self.form.weight], self.machine)
+
     def function(self, module: ir.Module) -> ir.Function:
         places = [FLOAT] * self.buffers
         order = ARGUMENTS + RESULTS
@@ -146,11 +154,7 @@ class _Part:
     def __init__(self, work: Layers, module: ir.Module, function: ir.Function) -> None:
         self.work, self.form, self.lanes = work, work.form, work.machine.lanes
         self.vector = ir.VectorType(FLOAT, self.lanes)
-        self.attention = work.attention.function(module)
-        if self.form.weight == "int8":
-            self.multiply = RoundedRows().function(module)
-        else:
-            self.multiply = kernel(module, FORMS[self.form.weight], work.machine)
+        self.attention, self.multiply = (piece.declare(module) for piece in work.pieces)
         self.emit = Emitter(function)
         b: Any = self.emit.b
         self.b = b
