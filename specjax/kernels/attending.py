@@ -81,7 +81,14 @@ class Attention:
         def write(function: ir.Function) -> None:
             _Part(self, function).write_all()
 
-        return (Piece(f"specjax_{self.name}_{self.machine.name}_part", (*places, *[WORD] * 8), self.buffers, write),)
+        return (
+            Piece(
+                f"specjax_{self.name}_{self.machine.name}_part",
+                (*places, *[WORD] * 8),
+                self.buffers,
+                write,
+            ),
+        )
 
     def function(self, module: ir.Module) -> ir.Function:
         return self.pieces[0].declare(module)

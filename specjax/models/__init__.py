@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         shapes_of,
     )
     from specjax.models.vocabulary import on_target
-    from specjax.models.whole_layers import form_of_layers, run_whole_layers
+    from specjax.models.whole_layers import form_of_layers, run_whole_layers, together_or_apart
 
 _moved = forward(
     __name__,
@@ -167,5 +167,6 @@ __all__ = [
     "run_whole_layers",
     "shapes_of",
     "splits_layers",
+    "together_or_apart",
     "with_exact_states",
 ]

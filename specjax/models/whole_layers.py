@@ -8,6 +8,7 @@ MLP, both with matrices in float32 or int8, and one cache of slots in float32.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import kernels
+from specjax._internal.platforms import on_cpu
 from specjax.caches import KVCache
 from specjax.models.attention import cpu_attend
 from specjax.models.config import TransformerConfig
@@ -145,6 +147,22 @@ def run_whole_layers(
         c.num_heads, numbers,
     )  # fmt: skip
     return [x, *streams], cache.with_layers(written)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def together_or_apart(
+    together: Callable[..., Any], apart: Callable[..., Any], *operands: Any
+) -> Any:
+    """Runs `together` in a program for a CPU and `apart` elsewhere; derivatives are of `apart`."""
+    return on_cpu(together, apart, *operands)
+
+
+@together_or_apart.defjvp
+def _(
+    together: Callable[..., Any], apart: Callable[..., Any], primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    del together
+    return jax.jvp(apart, primals, tangents)
 
 
 def _arguments(layer: Mapping[str, Any]) -> dict[str, Array]:

@@ -13,7 +13,6 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax._internal.platforms import on_cpu
 from specjax.caches import BranchCache, KVCache, Memory
 from specjax.kernels import LayersForm
 from specjax.models import (
@@ -31,6 +30,7 @@ from specjax.models import (
     int8_form,
     on_target,
     run_whole_layers,
+    together_or_apart,
 )
 from specjax.parallel import Specs
 from specjax.types import Weights
@@ -195,25 +195,30 @@ class Eagle3(nn.Module):
         mask: Array | None,
     ) -> tuple[Array, KVCache]:
         """Returns the output of the only layer, and the cache with the pairs staged."""
-        c, params = self.config.layers, self.variables["params"]["layers_0"]
-        layer = self.layers[0].clone(parent=None)
+        c, layer = self.config.layers, self.layers[0].clone(parent=None)
 
-        def together(embedded: Array, features: Array, positions: Array, cache: Any, mask: Any):
-            residual, both = layer.apply({"params": params}, embedded, features, method="inputs")
+        def together(
+            params: Weights, embedded: Array, x: Array, positions: Array, cache: Any, mask: Any
+        ) -> tuple[Array, KVCache]:
+            residual, both = layer.apply({"params": params}, embedded, x, method="inputs")
             streams, cache = run_whole_layers(
                 form, c, [params], residual, positions, cache, mask, both
             )
             return streams[1], cache
 
-        def apart(embedded: Array, features: Array, positions: Array, cache: Any, mask: Any):
+        def apart(
+            params: Weights, embedded: Array, x: Array, positions: Array, cache: Any, mask: Any
+        ) -> tuple[Array, KVCache]:
             rope, memory = c.rope_of(0), cache.layer(0)
             turned = None if rope is None else rope.rotations(positions, c.head_dim)
             visible = memory.visible(positions, mask, c.window_of(0))
-            given = embedded, features, turned, memory, visible
+            given = embedded, x, turned, memory, visible
             x, written = layer.apply({"params": params}, *given)
             return x, cache.with_layers([written])
 
-        return on_cpu(together, apart, embedded, features, positions, cache, mask)
+        params = self.variables["params"]["layers_0"]
+        inputs = embedded, features, positions, cache, mask
+        return together_or_apart(together, apart, params, *inputs)
 
     def everything(self, features: Array, embedded: Array, positions: Array) -> Array:
         """Runs `fuse` and one pass, so that `init` makes every parameter."""
