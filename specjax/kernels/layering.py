@@ -223,6 +223,9 @@ class _Part:
         first_head = b.mul(of_heads, groups)
         key_head = b.sdiv(b.mul(of_heads, s.key_heads), of_row)
         start = b.sext(emit.read(self.of["starts"], row, INT32, 4), WORD)
+        # As XLA's slices, which lie within an array wherever they are asked to begin.
+        start = emit.least(start, b.sub(s.slots, s.width))
+        start = b.select(b.icmp_signed(">", start, word(0)), start, word(0))
         keys, values = self.buffer("keys"), self.buffer("values")
         dim = word(self.form.dim)
         with emit.loop(word(0), s.width, 1) as (token, _, _):

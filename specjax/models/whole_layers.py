@@ -74,6 +74,8 @@ def form_of_layers(
         c.attention_softcap is not None,
     )  # fmt: skip
     rows = math.prod(x.shape[:2])
+    if x.shape[1] > cache.capacity:
+        return None
     sizes = c.hidden_size, c.mlp_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     return form if kernels.takes_layers(form, rows, *sizes) else None
 
@@ -92,7 +94,7 @@ def _plain(c: TransformerConfig, count: int) -> bool:
         and not c.is_sparse(i)
         and c.owner_of(i) == i
         and c.rope_of(i) == rope
-        and c.window_of(i) == c.window_of(0)
+        and c.window_of(i) is None
         and c.mlp_size_of(i) == c.mlp_size
         for i in range(count)
     )
@@ -135,7 +137,7 @@ def run_whole_layers(
     rope = c.rope_of(0)
     assert rope is not None
     cosines, sines = rope.rotations(positions, c.head_dim)[:2]
-    visible = cache.layer(0).visible(positions, mask, c.window_of(0), c.chunked)
+    visible = cache.layer(0).visible(positions, mask)
     scale = c.head_dim**-0.5 if c.query_scale is None else c.query_scale
     numbers = scale, c.attention_softcap or 0.0, c.norm_eps, c.norm_offset
     given = [
