@@ -137,7 +137,7 @@ class Layers:
         return *self.attention.pieces, loops(FORMS[self.form.weight], self.machine)
 
     def function(self, module: ir.Module) -> ir.Function:
-        places = [FLOAT] * self.buffers
+        places: list[ir.Type] = [FLOAT] * self.buffers
         order = ARGUMENTS + RESULTS
         places[order.index("visible")], places[order.index("starts")] = INT8, INT32
         kinds = [*(kind.as_pointer() for kind in places), *[WORD.as_pointer()] * 2]
@@ -160,7 +160,7 @@ class _Part:
         self.b = b
         self.head = b.bitcast(b.alloca(ir.ArrayType(FLOAT, self.form.dim)), FLOAT.as_pointer())
         count = work.buffers
-        self.of = dict(zip(ARGUMENTS + RESULTS, function.args[:count], strict=True))
+        self.of: dict[str, Value] = dict(zip(ARGUMENTS + RESULTS, function.args[:count], strict=True))
         self.done, table, threads, part, parts, *sizes = function.args[count:]
         s = self.s = Sizes(*sizes)
         self.rows = b.mul(s.batch, s.width)
@@ -251,12 +251,11 @@ class _Part:
         """Writes one head of a token to `place`, after its bias, its norm and its rope."""
         b, emit, form = self.b, self.emit, self.form
         dim = word(form.dim)
-        if form.biased:
-            bias = b.gep(self.buffer(f"{name}_bias"), [b.mul(head, dim)])
+        bias = b.gep(self.buffer(f"{name}_bias"), [b.mul(head, dim)]) if form.biased else None
 
         def begin(i: Value, read: _Read) -> None:
             x = read(held, i)
-            emit.write(b.fadd(x, read(bias, i)) if form.biased else x, self.head, i, 4)
+            emit.write(x if bias is None else b.fadd(x, read(bias, i)), self.head, i, 4)
 
         self._each(word(0), dim, begin)
         if name == "v":
