@@ -100,6 +100,8 @@ class Proposer(Part, Generic[ParamsT, StateT]):
     # It drafts with a model of its own from only committed tokens, and the first call of
     # `context.warp` is for the logits after the pending token.
     separable: bool = False
+    # A small program matters more than fast steps: one judgement serves all widths.
+    brief: bool = False
 
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 

@@ -14,6 +14,7 @@ import numpy as np
 from specjax.decoding import Decoder
 from specjax.parallel import to_host
 from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, Rates
+from specjax.tuning.demand import Demand
 from specjax.types import DecodeState, Params
 
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
@@ -41,6 +42,7 @@ class Learned:
     # [2] drafts of each that were judged so far
     judged: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2))
     longer: np.ndarray | None = None  # [C, O] seconds by context; None: `seconds` in each of them
+    demand: Demand | None = None  # for options that are not compiled; None: all of them are
 
     @property
     def pause(self) -> np.ndarray:

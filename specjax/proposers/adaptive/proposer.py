@@ -58,12 +58,14 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
       widths: ascending numbers of tokens that the target may read of a row; from 1 to the greatest
         depth + 1, or to the nodes of a tree.
       policy: the numbers of the choice.
+      brief: compile sooner, for steps that may take longer (`Proposer.brief`).
     """
 
     lookup: Proposer | None
     drafter: Proposer | None
     widths: tuple[int, ...]
     policy: Policy = POLICY
+    brief: bool = False
 
     def __post_init__(self) -> None:
         parts = [part for part in (self.lookup, self.drafter) if part is not None]
