@@ -11,7 +11,7 @@ head.  The time of a step comes from a model of costs, in passes of the target o
     step = 1 + nodes * --token + levels * --draft-cost
 
 With `--rate` the acceptance is imposed (`SyntheticAcceptance`): the first draft of each level is
-accepted at that rate, whatever the head says.
+accepted at that rate, whatever the head says, and a rejected draft is not the next token.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 import specjax
 from bench.command import Report, run
 from specjax._internal.checks import whole
-from specjax.contract import Context, Proposer, Rule, Wrapper
+from specjax.contract import Context, Draw, Proposer, Rule, Wrapper
 from specjax.drafters import Drafter, arrange, widths_of
 from specjax.generation import encode_file
 from specjax.measure import measure
@@ -38,11 +39,14 @@ from specjax.proposers import (
     MEASURED,
     Adaptive,
     AdaptiveParams,
+    AdaptiveState,
     Calibrated,
     Chain,
     DynamicTree,
 )
-from specjax.types import Arrays, Params, Proposal
+from specjax.tree import Tree
+from specjax.tuning import Learned
+from specjax.types import ABSENT, Arrays, Params, Proposal, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +108,22 @@ class _Still:
         return jnp.zeros_like(self.draw.noise(node, depth))
 
 
+@struct.dataclass
+class _Imposed(specjax.SyntheticAcceptance):
+    """Imposed acceptance after which a rejected draft is never the next token.
+
+    So it is under an exact rule, and what learns from the text learns the imposed rate.
+    """
+
+    def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: jax.Array) -> Verdict:
+        verdict = super().__call__(draw, proposal, tree, logits)
+        number = jnp.arange(len(proposal.tokens))
+        others = (verdict.next_token + number) % logits.shape[-1]
+        rejected = (proposal.parent == verdict.node) & (number > 0)
+        taken = (others[:, None] == jnp.where(rejected, proposal.tokens, ABSENT)).any(1)
+        return Verdict(verdict.node, others[jnp.argmin(taken)].astype(jnp.int32))
+
+
 def counted(options: TreesOptions) -> list[Report]:
     """Returns the tokens a pass of each form, for each rule, temperature and number of nodes."""
     target, prompts, head = _loaded(options)
@@ -146,7 +166,7 @@ def chosen(options: TreesOptions) -> list[Report]:
     chain = head.shaped(Chain, num_drafts=options.depth).proposer
     kinds: list[tuple[str, Rule, float]] = [
         *((f"temperature {t:g}", specjax.Match(), t) for t in options.temperature),
-        *((f"rate {r:g}", specjax.SyntheticAcceptance(rate=r), 0.0) for r in options.rate),
+        *((f"rate {r:g}", _Imposed(rate=r), 0.0) for r in options.rate),
     ]
     rows: list[Report] = []
     for kind, rule, temperature in kinds:
@@ -203,14 +223,17 @@ class _Choices:
     def steps(self, costs: np.ndarray | None = None, option: int = MEASURED) -> np.ndarray:
         """Returns [O]: the steps with each option, chosen by costs, or all of them with one."""
         known = np.ones(len(self.proposer.options), np.float32) if costs is None else costs
-        counts, prior = np.zeros(len(known)), np.array([0.5, 0.4])
+        counts, learned = np.zeros(len(known)), Learned(known, np.array([0.5, 0.4]), 0.0)
+        sizes = () if self.proposer.is_chain else (self.proposer.widths, self.proposer.chain_widths)
+        nothing = [jnp.zeros((len(each), 2), jnp.float32) for each in sizes]
+        own = AdaptiveParams(
+            lookup=None, drafter=self._params.proposer, seconds=jnp.asarray(known, jnp.float32),
+            forced=jnp.array(option, jnp.int32), prior=jnp.zeros(2, jnp.float32),
+            pause=jnp.zeros(2, jnp.int32),
+            **dict(zip(("trees", "chains"), nothing, strict=False)),
+        )  # fmt: skip
         for prompt in self._prompts:
-            own = AdaptiveParams(
-                lookup=None, drafter=self._params.proposer, seconds=jnp.asarray(known),
-                forced=jnp.array(option, jnp.int32), prior=jnp.asarray(prior, jnp.float32),
-                pause=jnp.full(2, 2, jnp.int32),
-            )  # fmt: skip
-            params = Params(self._params.target, own)
+            params = learned.put(Params(self._params.target, own))
             state = self._decoder.prefill(
                 params, np.array([prompt], np.int32), np.array([len(prompt)], np.int32),
                 limit=np.array([len(prompt) + self._new], np.int32),
@@ -219,17 +242,17 @@ class _Choices:
             )  # fmt: skip
             while not bool(state.done.all()):
                 state = self._decoder.run(params, state, 1)
-                drafts = int(state.proposer.offered.max())
-                counts[self._option(drafts)] += 1
-            judged, accepted = np.asarray(state.proposer.rates.slow).sum((0, 1))
-            prior[1] = (accepted + 40 * prior[1]) / (judged + 40)
+                counts[self._option(state.proposer)] += 1
+            learned.learn(state)
         return counts
 
-    def _option(self, drafts: int) -> int:
+    def _option(self, state: AdaptiveState) -> int:
+        drafts = int(state.offered.max())
         if drafts == 0:
             return 0
         width = next(width for width in self.proposer.widths if width > drafts)
-        return self.proposer.options.index(("drafter", width - 1))
+        chain = state.last is not None and bool(state.last.chain.any())
+        return self.proposer.options.index(("chain" if chain else "drafter", width - 1))
 
 
 def _loaded(

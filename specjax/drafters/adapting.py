@@ -23,6 +23,7 @@ from specjax.proposers import (
     AdaptiveParams,
     Aligned,
     Calibrated,
+    Chain,
     FirstOf,
     NGram,
 )
@@ -63,16 +64,14 @@ class AdaptiveDrafter(Drafter):
         if not self.on_demand or not proposer.is_chain or len(proposer.widths) < 3:
             return None
         depth = min(_FIRST[rows > 1] if cpu else proposer.max_depth, proposer.max_depth)
-        lookup = None if self.lookup is None else _shortened(self.lookup, depth)
-        if (lookup is None) != (self.lookup is None):
+        parts = [
+            None if part is None else _shortened(part, depth)
+            for part in (self.lookup, self.drafter)
+        ]
+        lookup, drafter = parts
+        if (lookup is None) != (self.lookup is None) or (drafter is None) != (self.drafter is None):
             return None
-        drafter = None
-        if self.drafter is not None:
-            try:
-                drafter = as_chain(self.drafter, depth)
-            except ValueError:  # it has no source, so its chains stay as they are
-                return None
-        inner = [None if part is None else part.proposer for part in (lookup, drafter)]
+        inner = [None if part is None else part.proposer for part in parts]
         made = Adaptive(*inner, widths=(1, depth + 1), brief=True)
         return dataclasses.replace(self, proposer=made, lookup=lookup, drafter=drafter)
 
@@ -100,6 +99,9 @@ class AdaptiveDrafter(Drafter):
         tenths = [1 + 0.1 * depth for _, depth in self.proposer.options]
         several = len(self.contexts) > 1
         seconds = self.seconds or [tenths] * max(1, len(self.contexts))
+        proposer = self.proposer
+        sizes = () if proposer.is_chain else (len(proposer.widths), len(proposer.chain_widths))
+        nothing = [jax.device_put(np.zeros((size, 2), np.float32)) for size in sizes]
         return AdaptiveParams(  # jnp.asarray would compile a program for each shape
             lookup=lookup,
             drafter=drafter,
@@ -108,15 +110,19 @@ class AdaptiveDrafter(Drafter):
             prior=jax.device_put(np.array(self.prior, np.float32)),
             pause=jax.device_put(np.full(2, PAUSE, np.int32)),
             contexts=jax.device_put(np.array(self.contexts, np.int32)) if several else None,
+            **dict(zip(("trees", "chains"), nothing, strict=False)),
         )
 
 
-def _shortened(lookup: Drafter, depth: int) -> Drafter | None:
-    """Returns prompt lookup with fewer drafts; None for another lookup."""
-    proposer = lookup.proposer
-    if not isinstance(proposer, NGram) or not isinstance(lookup, BoundDrafter):
+def _shortened(part: Drafter, depth: int) -> Drafter | None:
+    """Returns prompt lookup or a chain with fewer drafts; None for another drafter."""
+    proposer = part.proposer
+    if isinstance(proposer, NGram | Chain):
+        return dataclasses.replace(part, proposer=dataclasses.replace(proposer, num_drafts=depth))
+    try:
+        return as_chain(part, depth)
+    except ValueError:  # it has no source, so its chains stay as they are
         return None
-    return dataclasses.replace(lookup, proposer=dataclasses.replace(proposer, num_drafts=depth))
 
 
 def automatic(
