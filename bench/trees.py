@@ -20,6 +20,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from specjax.generation import encode_file
 from specjax.measure import measure
 from specjax.options import fields
 from specjax.options.command import parse
+from specjax.plot import new_figure
 from specjax.proposers import (
     MEASURED,
     Adaptive,
@@ -47,6 +49,9 @@ from specjax.proposers import (
 from specjax.tree import Tree
 from specjax.tuning import Learned
 from specjax.types import ABSENT, Arrays, Params, Proposal, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +79,8 @@ class TreesOptions(fields.Options):
     rate: tuple[float, ...] = fields.option((0.3, 0.6, 0.9), "imposed acceptance rates")
     chosen_prompts: int = fields.count(4, "prompts of the second table; 0 leaves it out", 0)
     json: str | None = fields.option(None, "write the rows to this file")
+    read: str | None = fields.option(None, "tell the rows of such a file, and measure nothing")
+    plot: str | None = fields.option(None, "draw the second table to this file")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,12 +284,38 @@ def _decoder(
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(TreesOptions, argv, __doc__, "python -m bench.trees")
-    first = counted(options) if options.limit_prompts else []
-    second = chosen(options) if options.chosen_prompts else []
+    if options.plot:
+        new_figure()  # fails now, not after the tables, if matplotlib is missing
+    if options.read:
+        known = json.loads(pathlib.Path(options.read).read_text())
+        first, second = known["counted"], known["chosen"]
+    else:
+        first = counted(options) if options.limit_prompts else []
+        second = chosen(options) if options.chosen_prompts else []
     print(table(first, second))
     if options.json:
         text = json.dumps({"counted": first, "chosen": second}, indent=1)
         pathlib.Path(options.json).write_text(text + "\n")
+    if options.plot:
+        draw(second).savefig(options.plot)
+
+
+def draw(rows: Sequence[Report]) -> Figure:
+    """Draws the speed over plain decoding of the choice and of the best fixed form."""
+    figure = new_figure(3 + len(rows) / 3, 4)
+    axes = figure.subplots()
+    best = [r["over_plain"] / r["over_best"] for r in rows]
+    axes.bar(range(len(rows)), best, color="lightgrey", label="best fixed chain or tree")
+    axes.plot(
+        range(len(rows)), [r["over_plain"] for r in rows], "o", label="chosen in every step"
+    )  # fmt: skip
+    axes.axhline(1, color="grey", linewidth=0.8)
+    names = [f"{r['acceptance']}, {r['draft_cost']:g}" for r in rows]
+    axes.set_xticks(range(len(rows)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_ylabel("speed over plain decoding")
+    axes.set_title("acceptance, and passes of the target that a level of drafts takes", fontsize=9)
+    axes.legend()
+    return figure
 
 
 def table(first: Sequence[Report], second: Sequence[Report]) -> str:
@@ -303,8 +336,12 @@ def table(first: Sequence[Report], second: Sequence[Report]) -> str:
             for r in second
         ]
         least = min(r["over_best"] for r in second)
+        mean = sum(r["over_best"] for r in second) / len(second)
         below = sum(r["over_best"] < 0.98 for r in second)
-        lines += ["", f"least over the best: {least:.3f}; below 0.98: {below} of {len(second)}"]
+        lines += [
+            "",
+            f"over the best: mean {mean:.3f}, least {least:.3f}; below 0.98: {below} of {len(second)}",
+        ]
     return "\n".join(lines)
 
 
