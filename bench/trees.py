@@ -340,7 +340,8 @@ def table(first: Sequence[Report], second: Sequence[Report]) -> str:
         below = sum(r["over_best"] < 0.98 for r in second)
         lines += [
             "",
-            f"over the best: mean {mean:.3f}, least {least:.3f}; below 0.98: {below} of {len(second)}",
+            f"over the best: mean {mean:.3f}, least {least:.3f}",
+            f"below 0.98: {below} of {len(second)}",
         ]
     return "\n".join(lines)
 

@@ -74,9 +74,8 @@ def test_what_each_number_of_nodes_would_have_given():
                 drafts[: n + 1] == wanted[: n + 1] for n in range(min(map(len, (drafts, wanted))))
             )
             assert straight[row].tolist() == [min(taken, width - 1) for width in CHAINS]
-            ends = len(drafts)
             assert sure_straight[row].tolist() == [
-                bool(learns and (width - 1 <= ends or taken < ends)) for width in CHAINS
+                bool(learns and depth[row] >= width - 1) for width in CHAINS
             ]
 
 

@@ -151,10 +151,10 @@ class LastTree:
         first = present & ~(same & present[:, None]).any(2)
         above = jax.vmap(tree.ancestor_mask)(self.parent)
         path = (first[:, None] | ~above).all(-1) & present
-        ends = jnp.where(path, depth, 0).max(1)
         taken = jnp.where(path & right, depth, 0).max(1)
         levels = jnp.array(widths) - 1
-        # A chain that failed before its end teaches all longer ones, too.
-        known = ((levels <= ends[:, None]) | (taken < ends)[:, None]) & (self.depth > 0)[:, None]
+        # What failed early says nothing of deeper drafts that were not made: those that went on
+        # would be left out.
+        known = (self.depth[:, None] >= levels) & (self.depth > 0)[:, None]
         accepted = jnp.minimum(taken[:, None], levels)
         return accepted.astype(jnp.float32), known & (self.count > 0)[:, None]
