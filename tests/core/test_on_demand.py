@@ -53,6 +53,16 @@ def test_all_options_are_compiled_when_they_would_have_paid():
     assert first.tokens == again.tokens == whole.tokens == last.tokens == plain.tokens
 
 
+def test_a_session_has_all_options_at_once():
+    """The states of its turns have one form."""
+    target = language_models.target()
+    session = specjax.Session(target, capacity=96, **HOW)
+    for prompt in (PROMPT, f"{PROMPT} sat on"):
+        out = session.generate(prompt)
+        assert out.choices.options == WHOLE
+        assert out.tokens == specjax.generate(target, prompt, proposer="none", **HOW).tokens
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_one_judgement_serves_all_widths(temperature):
     """It gives the text of plain decoding, of rows that differ in length, filters and penalties."""
