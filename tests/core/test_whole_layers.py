@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from specjax import kernels
-from specjax.kernels import available, layer_calls
+from specjax.kernels import available, calling, layer_calls
+from specjax.kernels.forms import Machine
+from specjax.kernels.layering import Layers
 from specjax.models import (
     Rope,
     Transformer,
@@ -139,6 +141,32 @@ def test_numbers_are_those_of_the_layers_one_by_one(
                 np.where(staged, ours, 0), np.where(staged, theirs, 0), rtol=0, atol=bound * size
             )
             assert np.array_equal(np.where(staged, 0, ours), np.where(staged, 0, before))
+
+
+@pytest.mark.parametrize("machine", [Machine(4, 32), Machine(8, 16), Machine(16, 32)])
+def test_the_kernel_for_other_processors_is_right(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    """Their vectors are cut into those of this one."""
+    made = available.made
+
+    def registered(kind: str, dtype: str, *others: Any) -> str | None:
+        if kind != "layers":
+            return made(kind, dtype, *others)
+        (form,) = others
+        return calling.register(Layers(form, machine), f"test_layers_{machine.name}_{form.name}")
+
+    monkeypatch.setattr(available, "made", registered)
+    for name in ("biased", "capped"):
+        module, params = network(name, False)
+        given = params, jnp.arange(10).reshape(2, 5), read(name, False, 2), tree(5)
+        assert f"test_layers_{machine.name}" in program(module).lower(*given).as_text()
+        ours = program(module)(*given).logits
+        with monkeypatch.context() as patched:
+            apart(patched)
+            theirs = program(module)(*given).logits
+        size = float(jnp.abs(theirs).max())
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5 * size)
 
 
 @pytest.mark.parametrize(("name", "int8"), KINDS)
