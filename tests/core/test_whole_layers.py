@@ -149,12 +149,13 @@ def test_the_kernel_for_other_processors_is_right(
 ):
     """Their vectors are cut into those of this one."""
     made = available.made
+    register = functools.cache(lambda form, name: calling.register(Layers(form, machine), name))
 
     def registered(kind: str, dtype: str, *others: Any) -> str | None:
         if kind != "layers":
             return made(kind, dtype, *others)
         (form,) = others
-        return calling.register(Layers(form, machine), f"test_layers_{machine.name}_{form.name}")
+        return register(form, f"test_layers_{machine.name}_{form.name}")
 
     monkeypatch.setattr(available, "made", registered)
     for name in ("biased", "capped"):
