@@ -1,10 +1,11 @@
 """python -m bench.rollouts: samples under weights that change, with old texts as drafts.
 
 Weights move by steps of Adam on the files of --data.  The same sampler without drafts takes turns
-with one that expects the texts of the first weights.  Rollouts that were stopped half-way are
-refreshed by --half: only the first half of each old text is expected.  With --fresh the new samples
-have other keys, and the old texts of their prompt are documents to look up in.  With --tail most
-samples are short and a few are long, so the last ones are alone.
+with one that expects the texts of the first weights.  Rollouts that were stopped half-way (--half)
+are refreshed, which takes them to where they were under the new weights; then they are completed,
+which can at most halve the time, as nothing is known of the other half.  With --fresh the new
+samples have other keys, and the old texts of their prompt are documents to look up in.  With --tail
+most samples are short and a few are long, so the last ones are alone.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ class RolloutOptions(fields.Options):
     slots: int = fields.option(8, "rows at once")
     prompt_tokens: int = fields.option(64, "tokens of a prompt")
     new_tokens: int = fields.option(128, "tokens of a sample")
-    num_drafts: int = fields.option(16, "the most drafts")
+    num_drafts: int = fields.option(15, "the most drafts")
     temperature: float = fields.option(1.0, "of the samples")
     rates: tuple[float, ...] = fields.option((1e-6, 1e-5), "learning rates")
     steps: tuple[int, ...] = fields.option((1, 4), "numbers of steps that the weights are apart")
-    half: bool = fields.option(False, "expect the first half of each old text only")
+    half: bool = fields.option(False, "refresh texts of half the length, and complete them")
     fresh: bool = fields.option(False, "draw with fresh keys, as training does")
     tail: bool = fields.option(False, "draw the lengths of samples, of which few are long")
     rounds: int = fields.option(3, "turns of each sampler")
@@ -83,8 +84,10 @@ def main(argv: list[str] | None = None) -> None:
         )
     )
     report = measure(options)
-    print("| rate | steps | tokens kept | tokens a pass | plain, s | with drafts, s | over plain |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| what | rate | steps | tokens kept | tokens a pass | plain, s | drafts, s | over plain |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for row in report["rows"]:
         print(f"| {' | '.join(str(cell) for cell in row.values())} |")
     if options.json:
@@ -110,44 +113,52 @@ def measure(options: RolloutOptions) -> Report:
     )
     most = _lengths(options)
     old = plain.sample(prompts, keys, samples=options.samples, max_new_tokens=most).texts
-    given: Given = {"expected": [t[: len(t) // 2] for t in old] if options.half else old}
+    name = "tail" if options.tail else "all"
+    kinds: list[tuple[str, np.ndarray, Given]] = [(name, most, {"expected": old})]
+    if options.half:
+        given: Given = {"expected": [text[: -(-len(text) // 2)] for text in old]}
+        lengths = np.array([max(len(text), 1) for text in given["expected"]])
+        kinds = [("refreshed", lengths, given), ("completed", most, given)]
     if options.fresh:
         keys = rollout_keys(1, prompts, options.samples, refresh="never")
         some = options.samples
-        given = {"documents": [old[n * some : (n + 1) * some] for n in range(len(prompts))]}
+        texts = [old[n * some : (n + 1) * some] for n in range(len(prompts))]
+        kinds = [("fresh", most, {"documents": texts})]
     rows = []
     for rate in options.rates:
         for steps in options.steps:
             say(f"rate {rate}, {steps} steps")
             params = _moved(target, ids, rate, steps)
-            turns = [
-                [
-                    _timed(sampler, prompts, keys, options.samples, params, most, texts)
-                    for sampler, texts in ((plain, Given()), (drafting, given))
+            for kind, most, given in kinds:
+                turns = [
+                    [
+                        _timed(sampler, prompts, keys, options.samples, params, most, texts)
+                        for sampler, texts in ((plain, Given()), (drafting, given))
+                    ]
+                    for _ in range(options.rounds + _FIRST)
                 ]
-                for _ in range(options.rounds + _FIRST)
-            ]
-            (wanted, _), (made, _) = turns[0]
-            texts = made.texts
-            if texts != wanted.texts:
-                raise ValueError("a text with drafts differs from plain decoding")
-            plainly, drafted = (
-                np.array([turn[which][1] for turn in turns[_FIRST:]]) for which in (0, 1)
-            )
-            ratios = plainly / drafted
-            rows.append(
-                {
-                    "rate": rate,
-                    "steps": steps,
-                    "kept": round(_kept(old, texts), 3),
-                    "tokens_per_pass": round(sum(map(len, texts)) / made.passes, 2),
-                    "plain": round(float(np.median(plainly)), 2),
-                    "drafts": round(float(np.median(drafted)), 2),
-                    "over_plain": (
-                        f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
-                    ),
-                }
-            )
+                (wanted, _), (made, _) = turns[-1]
+                texts = made.texts
+                if texts != wanted.texts:
+                    raise ValueError("a text with drafts differs from plain decoding")
+                plainly, drafted = (
+                    np.array([turn[which][1] for turn in turns[_FIRST:]]) for which in (0, 1)
+                )
+                ratios = plainly / drafted
+                rows.append(
+                    {
+                        "what": kind,
+                        "rate": rate,
+                        "steps": steps,
+                        "kept": round(_kept(old, texts), 3),
+                        "tokens_per_pass": round(sum(map(len, texts)) / made.passes, 2),
+                        "plain": round(float(np.median(plainly)), 3),
+                        "drafts": round(float(np.median(drafted)), 3),
+                        "over_plain": (
+                            f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
+                        ),
+                    }
+                )
     return {"arguments": {k: str(v) for k, v in vars(options).items()}, "rows": rows}
 
 
