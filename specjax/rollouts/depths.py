@@ -31,10 +31,12 @@ _TURN, _MEAN = 0.5, 0.2
 _SEEN = 0.2
 """The weight of a token of plain decoding in the acceptance of its row."""
 
-_NEW = 0.9
-"""The share of its promise that counts for a program that must be compiled first."""
+_NEW, _LATER, _SOON = 0.9, 1.2, 24
+"""The share of its promise that counts for a program that must be compiled first, and after
+so many turns with drafts of this number of rows, when a faster one pays for long.
+"""
 
-_TRIED, _RARER = 0.01, 16
+_TRIED, _RARER = 0.005, 16
 """The share of the time of plain decoding that may be spent on trying drafts again, and the most
 times that it is divided by, after tries that did not pay.
 """
@@ -78,7 +80,7 @@ class Depths:
 
     The a of a row follows from the drafts that were accepted, and in plain decoding from the tokens
     that are those of the expected text.  What is looked up is tried again after some plain
-    decoding, which takes at most a hundredth of the time.  Times that are not known yet are
+    decoding, which takes at most a two-hundredth of the time.  Times that are not known yet are
     estimated from others.  The first turn with a number of rows and of drafts compiles, so its time
     does not count.
     """
@@ -100,6 +102,7 @@ class Depths:
         self._times = collections.defaultdict[tuple[int, int], collections.deque[float]](
             lambda: collections.deque(maxlen=_KEPT)
         )
+        self._turns = collections.Counter[int]()  # with drafts, by rows
         self._typical_times = dict[tuple[int, int], float]()
         self._compiled = set[tuple[int, int]]()
         self._typical, self._others, self._most = 0.9, others, 0
@@ -159,6 +162,7 @@ class Depths:
             self._typical_times[size, depth] = statistics.median(self._times[size, depth])
             self._plain = 0.0 if depth else self._plain + seconds * steps
         self._compiled.add((size, depth))
+        self._turns[size] += depth > 0
 
     def accepted(self, row: Row, depth: int, mean: float) -> None:
         """Takes note of the drafts of a row that a step accepted, a mean over the turn's steps."""
@@ -190,8 +194,10 @@ class Depths:
 
     def _worth(self, size: int, depth: int) -> float:
         """Returns the steps of a second, fewer for a program that must be compiled first."""
-        known = (size, depth) in self._compiled or not depth
-        return (1.0 if known else _NEW) / self._seconds(size, depth)
+        share = 1.0
+        if depth and (size, depth) not in self._compiled:
+            share = _LATER if self._turns[size] >= _SOON else _NEW
+        return share / self._seconds(size, depth)
 
     def _seconds(self, size: int, depth: int) -> float:
         """Returns the time of a step: the median of its newest ones, or an estimate."""

@@ -388,6 +388,4 @@ def _collected(made: Made, state: DecodeState, at: Array, begins: Array) -> Made
         cut(state.tokens), mask, cut(state.logprobs.warped), cut(state.logprobs.raw), ended,
     )  # fmt: skip
     kept = (made.tokens, made.mask, made.logprobs, made.raw_logprobs, made.ended)
-    return Made(
-        *(old.at[at].set(part, mode="drop") for old, part in zip(kept, parts, strict=True))
-    )
+    return Made(*(old.at[at].set(part, mode="drop") for old, part in zip(kept, parts, strict=True)))
