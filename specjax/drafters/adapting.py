@@ -110,10 +110,13 @@ def automatic(
     return adaptive(chain, lookup) if chain.proposer.resumes else chain
 
 
-def expecting(num_drafts: int) -> Proposer:
-    """Returns a proposer for rows with expected texts, in which it looks up where a row differs."""
+def expecting(num_drafts: int, drawn: bool = False) -> Proposer:
+    """Returns a proposer for rows with expected texts, in which it looks up where a row differs.
+
+    With `drawn` what it looks up is drawn with the rule's noise, as for samples of other keys.
+    """
     last = Aligned(num_drafts)
-    found = FirstOf(Aligned(num_drafts, agreed=True), NGram(num_drafts))
+    found = FirstOf(Aligned(num_drafts, agreed=True), NGram(num_drafts, drawn=drawn))
     return FirstOf(found, last, last.narrower)
 
 

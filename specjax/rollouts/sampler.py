@@ -138,7 +138,12 @@ class Sampler:
             )
         most = target.model.max_positions
         self.new = whole("max_new_tokens", max_new_tokens, 1, most, f"in [1, {most}]")
-        self._drafting = _drafting(target, num_drafts, drafter, self._parts)
+        self._drafting = self._looking = _drafting(target, num_drafts, drafter, self._parts)
+        if self._drafting is not None and drafter is None:
+            # Samples of other keys are looked up with noise.
+            depth = self._drafting.depths.options[-1]
+            found = BoundDrafter(expecting(depth, drawn=True))
+            self._looking = _Drafting(found, Depths(depth, together=self._parts))
         self._proposed = None if self._drafting is None else self._drafting.drafter.arrays(target)
         self._always = drafter is not None  # it drafts for rows without documents, too
         self._plain = _Drafting(BoundDrafter(NoProposer()), Depths(0, together=self._parts))
@@ -176,7 +181,8 @@ class Sampler:
           expected: the texts that are expected of the samples, a list of N with token ids or None,
             such as `Memory.expected` returns: those of the same keys, position by position.
           documents: texts in which the rows of a prompt look up how they may go on, a list of P
-            lists, such as `Memory.documents` returns: those of other keys.
+            lists, such as `Memory.documents` returns: those of other keys.  Without `expected` a
+            draft is drawn from what followed there, with the row's noise (`NGram(drawn=True)`).
 
         Raises:
           ValueError: prompts, numbers of tokens or expected texts that cannot be used, weights of
@@ -192,12 +198,13 @@ class Sampler:
         found = self._documents(rows, samples, expected, documents)
         given = [() if text is None else text for text in expected or [None] * count]
         # Where there is nothing to draft from, rows decode plainly.
-        drafting, looks = self._drafting, bool((found != ABSENT).any())
+        drafting = self._looking if expected is None else self._drafting
+        looks = bool((found != ABSENT).any())
         if drafting is None or not (self._always or looks):
             drafting = self._plain
         elif drafting.drafter.reader is not None:
             check_length("draft", drafting.drafter.reader, rows, self.new)
-        carries = self._always and drafting is self._drafting
+        carries = self._always and drafting is not self._plain
         longest = max(map(len, rows))
         width = padded_length(longest)
         largest = (self._drafting or self._plain).drafter.proposer
@@ -274,7 +281,7 @@ class Sampler:
                     f"params are no weights of {self.target.name}: the names, shapes or dtypes of "
                     "the arrays differ; pass weights as target.params has them"
                 )
-        proposed = self._proposed if drafting is self._drafting else None
+        proposed = None if drafting is self._plain else self._proposed
         if params is not None and mesh_of(own) is not None:
             params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, own))
         return Params(own if params is None else params, proposed)

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.contract import Context
 from specjax.rollouts import Memory, Rollouts, Sampler, rollout_keys
 from specjax.rollouts.depths import Depths, Row, Turn
+from specjax.sampling import PositionDraw
+from specjax.types import Block
 
 PROMPTS = [[5, 9, 7], [11, 3, 8, 2, 40, 17], [30], [5, 9, 7], [4, 4]]
 NEW, SAMPLES = 18, 2
@@ -278,7 +281,7 @@ def test_rows_with_much_ahead_take_turns_alone():
 
 
 def test_rows_behind_their_expected_text_decode_plainly():
-    """A few drafts are tried again for one step, which takes at most a two-hundredth of the time."""
+    """A few drafts are tried again for one step, for at most a two-hundredth of the time."""
     depths = Depths(16)
     ended = Row([5] * 10, 0.99, done=10)
     chosen = turns(depths, [ended] * 4, 6000)
@@ -350,3 +353,44 @@ def test_a_drafter_behind_the_expected_texts(monkeypatch):
         Sampler(target(), drafter=draft, num_drafts=3)
     with pytest.raises(ValueError, match="drafter=7"):
         Sampler(target(), drafter=7)
+
+
+FOLLOWS = {5: 6, 6: 3, 9: 1}
+"""What follows 7, 8 in the documents, and how often."""
+
+
+@functools.cache
+def agreement(drawn: bool) -> float:
+    """How often a draft from FOLLOWS is the token that `match` draws from the same shares."""
+    rows, width = 2000, 128
+    found = [x for token, count in FOLLOWS.items() for x in [7, 8, token, 2] * count]
+    documents = jnp.array([[-1] * (width - len(found) - 1) + found + [-1]] * rows, jnp.int32)
+    prompt = jnp.array([[7, 8]] * rows, jnp.int32)
+    ones = jnp.ones(rows, jnp.int32)
+    block = Block(prompt, jnp.zeros((rows, 2, 1)), ones, None, documents)
+    lookup = specjax.NGram(2, drawn=drawn)
+    draw = PositionDraw(rollout_keys(0, [[1]], rows), ones, 16)
+    context = Context(ones * 8, draw, lambda logits, path: logits, True, False, None)
+    proposal, _ = lookup.propose(None, lookup.start(None, block, 8), context)
+    counts = jnp.zeros(16).at[jnp.array([*FOLLOWS])].set(jnp.array([*FOLLOWS.values()]))
+    first = jnp.zeros(1, jnp.int32)
+    wanted = jnp.argmax(jnp.log(counts) + context.noise(first, first)[:, 0], axis=-1)
+    assert (np.asarray(proposal.parent)[:, 1:] == [0, 1]).all()
+    assert (np.asarray(proposal.tokens)[:, 2] == 2).all()
+    return float((np.asarray(proposal.tokens)[:, 1] == np.asarray(wanted)).mean())
+
+
+def test_drawn_drafts_agree_with_draws():
+    """Where the documents' shares are the target's, a drawn draft is always the target's token; the
+    most recent match is it as often as its token is drawn."""
+    assert agreement(True) == 1.0
+    assert abs(agreement(False) - 0.1) < 0.03
+
+
+def test_documents_of_other_keys_change_nothing(monkeypatch):
+    """Drawn lookup gives the text of plain decoding, in fewer passes where it helps."""
+    monkeypatch.setattr(Depths, "best", deepest)
+    texts = fresh("own").texts
+    documents = [texts[n * SAMPLES : (n + 1) * SAMPLES] for n in range(len(PROMPTS))]
+    made = sample(documents=documents)
+    assert made.texts == texts and made.passes < fresh("own").passes
