@@ -80,7 +80,7 @@ class NGram(Proposer[None, OwnText]):
         return state.append(block)
 
     def _look_up(
-        self, text: Array, length: Array, pending: Array, noise: Array | None
+        self, text: Array, length: Array, pending: Array, noise: Array | None = None
     ) -> tuple[Array, Array]:
         """Returns tokens and parents [N] of one row; `noise` [V] draws the first draft.
 

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
@@ -272,15 +271,7 @@ class Sampler:
     def _weights(self, params: Weights | None, drafting: _Drafting) -> Params:
         own = self.target.params
         if params is not None:
-            shapes, wanted = (
-                jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
-                for tree in (params, own)
-            )
-            if shapes != wanted:
-                raise ValueError(
-                    f"params are no weights of {self.target.name}: the names, shapes or dtypes of "
-                    "the arrays differ; pass weights as target.params has them"
-                )
+            _check_weights(self.target.name, params, own)
         proposed = None if drafting is self._plain else self._proposed
         if params is not None and mesh_of(own) is not None:
             params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, own))
@@ -326,6 +317,31 @@ def _ordered(jobs: Sequence[Job]) -> list[Job]:
         return length > 0, -length, job.number
 
     return sorted(jobs, key=rank)
+
+
+def _check_weights(name: str, params: object, own: Weights) -> None:
+    """Raises ValueError unless the arrays have the names, shapes and dtypes of `own`."""
+    given, wanted = (
+        {
+            jax.tree_util.keystr(path): leaf
+            for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+        }
+        for tree in (params, own)
+    )
+    start = f"params are no weights of {name}: "
+    for path in [*wanted, *given]:
+        if path not in wanted or path not in given:
+            which = "has no place" if path in given else "is missing"
+            raise ValueError(f"{start}{path or 'params'} {which}; pass a tree like target.params")
+        if not hasattr(given[path], "dtype"):
+            raise ValueError(f"{start}{path} is no array; pass a tree like target.params")
+        kinds = [(np.shape(x), x.dtype.name) for x in (given[path], wanted[path])]
+        if kinds[0] != kinds[1]:
+            (shape, dtype), (own_shape, own_dtype) = kinds
+            raise ValueError(
+                f"{start}{path} is {dtype}{list(shape)}, and must be {own_dtype}{list(own_shape)}; "
+                "pass a tree like target.params"
+            )
 
 
 def _refuse_clones(prompts: list[list[int]], keys: Array, samples: int) -> None:

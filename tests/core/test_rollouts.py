@@ -216,6 +216,23 @@ def test_bad_calls_are_refused():
         sampler().sample([[5]], keys())
     with pytest.raises(ValueError, match="params are no weights of target"):
         sampler().sample([[5]], keys()[:1], params={"head": np.zeros(3)})
+    own = target().params
+    for wrong, message in (
+        ("folder", "params has no place|is missing"),
+        (jax.tree.map(lambda x: x.astype(jnp.bfloat16), own), r"is bfloat16\[.*must be float32\["),
+        (jax.tree.map(lambda x: x[:1], own), r"is float32\[1.*must be float32\["),
+        (jax.tree.map(lambda _: "x", own), "is no array"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampler().sample([[5]], keys()[:1], params=wrong)
+    memory = Memory(target())
+    memory.put([[5]], [[7]])
+    for prompts, texts in (([[5]], ["ab"]), ([[5]], [[1.5]]), (["ab"], [[1]]), ([[5]], [[-1]])):
+        with pytest.raises(ValueError, match="pass a list of token ids|vocabulary"):
+            memory.put(prompts, texts)
+    with pytest.raises(ValueError, match="samples=0"):
+        memory.expected([[5]], 0)
+    assert memory.expected([[5], [6]]) == [[7], None]
     with pytest.raises(ValueError, match="expected has 1 entries for 2 prompts"):
         sampler().sample([[5], [6]], keys()[:2], expected=[[1]])
     with pytest.raises(ValueError, match="documents has 1 entries for 2 prompts"):
