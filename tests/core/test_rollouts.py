@@ -228,7 +228,7 @@ def test_bad_calls_are_refused():
     memory = Memory(target())
     memory.put([[5]], [[7]])
     for prompts, texts in (([[5]], ["ab"]), ([[5]], [[1.5]]), (["ab"], [[1]]), ([[5]], [[-1]])):
-        with pytest.raises(ValueError, match="pass a list of token ids|vocabulary"):
+        with pytest.raises(ValueError, match=r"pass a list of token ids|vocabulary"):
             memory.put(prompts, texts)
     with pytest.raises(ValueError, match="samples=0"):
         memory.expected([[5]], 0)
