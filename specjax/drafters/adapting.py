@@ -166,10 +166,13 @@ def on_demand(drafter: Drafter, wanted: bool = True) -> Drafter:
     return dataclasses.replace(drafter, on_demand=wanted)
 
 
-def expecting(num_drafts: int) -> Proposer:
-    """Returns a proposer for rows with expected texts, in which it looks up where a row differs."""
+def expecting(num_drafts: int, drawn: bool = False) -> Proposer:
+    """Returns a proposer for rows with expected texts, in which it looks up where a row differs.
+
+    With `drawn` what it looks up is drawn with the rule's noise, as for samples of other keys.
+    """
     last = Aligned(num_drafts)
-    found = FirstOf(Aligned(num_drafts, agreed=True), NGram(num_drafts))
+    found = FirstOf(Aligned(num_drafts, agreed=True), NGram(num_drafts, drawn=drawn))
     return FirstOf(found, last, last.narrower)
 
 

@@ -56,12 +56,15 @@ class Memory:
           ValueError: there are not `samples` texts for each prompt, or a token is outside of the
             vocabulary.
         """
+        samples = whole("samples", samples, 1, 2**31 - 1, "a whole number, 1 or more")
         if len(texts) != len(prompts) * samples:
             raise ValueError(
                 f"texts has {len(texts)} entries for {len(prompts)} prompts of {samples} samples; "
                 f"pass {len(prompts) * samples}"
             )
-        kept = [np.asarray(text, np.int32).reshape(-1) for text in texts]
+        for prompt in prompts:
+            _ids("prompts", prompt)
+        kept = [_ids("texts", text) for text in texts]
         for number, text in enumerate(kept):
             if text.size and not 0 <= text.min() <= text.max() < self._size:
                 raise ValueError(
@@ -71,7 +74,7 @@ class Memory:
         for number, text in enumerate(kept):
             key = prompt_digest(prompts[number // samples]), number % samples
             self._forget(key)
-            self._texts[key] = text
+            self._texts[key] = text.astype(np.int32)
             self.tokens += text.size
         while self.tokens > self.most_tokens:
             self._forget(next(iter(self._texts)))
@@ -80,6 +83,7 @@ class Memory:
         self, prompts: Sequence[Sequence[int]], samples: int = 1
     ) -> list[list[int] | None]:
         """Returns the kept text of each sample, or None."""
+        samples = whole("samples", samples, 1, 2**31 - 1, "a whole number, 1 or more")
         found: list[list[int] | None] = []
         for prompt in prompts:
             digest = prompt_digest(prompt)
@@ -155,3 +159,11 @@ class Memory:
     def _forget(self, key: tuple[str, int]) -> None:
         old = self._texts.pop(key, None)
         self.tokens -= 0 if old is None else old.size
+
+
+def _ids(name: str, given: object) -> np.ndarray:
+    """Returns token ids [T] as int32, or raises ValueError."""
+    made = np.asarray([] if given is None else given)
+    if made.ndim != 1 or (made.size and made.dtype.kind not in "iu"):
+        raise ValueError(f"{name} holds {shown(given)}; pass a list of token ids for each")
+    return made.astype(np.int64)

@@ -41,13 +41,10 @@ class SamplingParams(Body):
     ignored: ClassVar[tuple[str, ...]] = (
         "spaces_between_special_tokens", "stream_interval", "custom_params",
     )  # fmt: skip
-    done: ClassVar[dict[str, object]] = {"skip_special_tokens": True, "no_stop_trim": False}
     refused: ClassVar[dict[str, str]] = {
         "ebnf": "use json_schema or regex",
         "structural_tag": "use json_schema",
         "stop_regex": "use stop",
-        "skip_special_tokens": "output_ids have all tokens",
-        "no_stop_trim": "output_ids have all tokens",
     }
 
     max_new_tokens: Whole = _TOKENS
@@ -60,6 +57,8 @@ class SamplingParams(Body):
     stop: Text | list[Text] | None = None
     stop_token_ids: list[Whole] | None = None
     ignore_eos: Flag = False
+    skip_special_tokens: Flag = True
+    no_stop_trim: Flag = False
     frequency_penalty: Number = 0.0
     presence_penalty: Number = 0.0
     repetition_penalty: Number | None = None
@@ -130,16 +129,38 @@ class WeightsFromDisk(Body):
     ignored: ClassVar[tuple[str, ...]] = (
         "is_async", "torch_empty_cache", "recapture_cuda_graph", "token_step", "manifest",
         "keep_pause",
+        # Keys and values of other weights are never used, whatever a trainer asks for.
+        "flush_cache",
+        # AReaL's spelling, which SGLang ignores, too: AReaL has paused the server before.
+        "abort_all_request",
     )  # fmt: skip
-    done: ClassVar[dict[str, object]] = {"flush_cache": True, "load_format": "safetensors"}
-    refused: ClassVar[dict[str, str]] = {
-        "flush_cache": "keys and values of other weights are never used: send true",
-        "load_format": "this server reads safetensors: leave it out",
-    }
 
     model_path: Text
+    load_format: Literal["auto", "safetensors"] = "auto"
     abort_all_requests: Flag = False
     weight_version: Text | None = None
+
+
+class Version(Body):
+    """The body of `/update_weight_version`."""
+
+    new_version: Text
+    abort_all_requests: Flag = False
+
+
+ELSEWHERE = {
+    name: "this server takes weights from a folder: save them as safetensors, and send "
+    "/update_weights_from_disk"
+    for name in (
+        "init_weights_update_group", "destroy_weights_update_group", "update_weights_from_tensor",
+        "update_weights_from_distributed", "update_weights_from_ipc",
+    )
+} | {
+    name: "this server keeps its memory: run the trainer on other devices, without offloading its "
+    "sampler"
+    for name in ("release_memory_occupation", "resume_memory_occupation")
+}  # fmt: skip
+"""SGLang's routes that this server has not, and what to do instead."""
 
 
 class Items:
@@ -182,7 +203,7 @@ class Items:
         self.seed = secrets.randbits(32) if seen is None else seen.seed
         met = collections.Counter[tuple[int, ...]]()
         self.asked, self.rids, self.wants, self.tops = [], [], [], []
-        self.most, self.greedy = [], []
+        self.most, self.greedy, self.settings = [], [], []
         for prompt, one, want, top, name in zip(prompts, settings, wants, tops, names, strict=True):
             request = _request(engine, prompt, one, top if want else None, self.seed)
             admitted = engine.checker.admit(request)
@@ -195,6 +216,7 @@ class Items:
                 self.wants.append(want)
                 self.tops.append(top)
                 self.most.append(one.max_new_tokens)
+                self.settings.append(one)
                 self.greedy.append(float(admitted.row.sampling.temperature[0]) == 0)
         stops = [one.prepared.texts.stops for one, _ in self.asked]
         self.digest = request_hash(
@@ -230,7 +252,7 @@ class Answers:
     def whole(self, served: Sequence[Served]) -> Json:
         """Returns an object, or a list of them for several texts."""
         made: list[Json] = [
-            self._one(number, one.text, one, self._reason(number, one))
+            self._one(number, self._text(number, one), one, self._reason(number, one))
             for number, one in enumerate(served)
         ]
         return made[0] if self.items.single else made
@@ -254,7 +276,8 @@ class Answers:
                 if place.tail:
                     continue
                 place.tail = 1
-                chunk = self._chunk(number, new.text, new, self._reason(number, new))
+                text = self._text(number, new)
+                chunk = self._chunk(number, text, new, self._reason(number, new))
             else:
                 if new.start and not news[number]:
                     news[number].append(handles[number].before(new))
@@ -318,6 +341,15 @@ class Answers:
             [[float(x), int(token), None] for x, token in zip(values, ids, strict=True)]
             for values, ids in zip(part.logprobs.top, part.logprobs.top_ids, strict=True)
         ][: len(part.tokens)]
+
+    def _text(self, number: int, served: Served) -> str:
+        """Returns the text, with the stop string and special tokens where they are asked for."""
+        asked = self.items.settings[number]
+        if asked.skip_special_tokens and not asked.no_stop_trim:
+            return served.text
+        text = served.texts.decode(0, served.tokens, special=not asked.skip_special_tokens)
+        ends = [] if asked.no_stop_trim else map(text.find, served.texts.stops)
+        return text[: min([at for at in ends if at >= 0], default=len(text))]
 
     def _reason(self, number: int, served: Served) -> Json:
         if served.finish == "limit":
