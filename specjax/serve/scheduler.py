@@ -664,7 +664,7 @@ class Scheduler:
         alike = [one for one in waiting if (one.left[0][2], one.row.uses) == (width, uses)]
         most = device.together(width)
         group = alike[: max(1, min(most, left // width))]
-        if len(group) < most and not device.pads:
+        if len(group) < most - 1 and not device.pads:  # one blank row costs less than two passes
             group = group[:1]
         readings, chunks = [], []
         for one in group:
