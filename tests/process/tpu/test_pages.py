@@ -36,7 +36,8 @@ ROUNDED = {"int8": CONFIG.num_kv_heads * (CONFIG.head_dim + 4), "float8": OF_A_S
 def test_pages_of_8_bits_are_not_gathered(cache_dtype):
     text = compiled_with_pages("none", DEVICES, 64, "bfloat16", cache_dtype)
     assert gathered_pages(text, 64, ROUNDED[cache_dtype]) == []
-    assert copied_pools(text, 64, ROUNDED[cache_dtype]) == []
+    if cache_dtype == "int8":  # as above, so few pages of float8 are brought to on-chip memory
+        assert copied_pools(text, 64, ROUNDED[cache_dtype]) == []
     assert "few_queries_of_pages" in text and "write_pages" in text
 
 
