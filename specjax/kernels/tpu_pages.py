@@ -177,9 +177,7 @@ def writes_pages_on_tpu(pages: Array, new: Array) -> bool:
     _, _, page, _ = pages.shape
     tokens = -(-new.shape[2] // _ROWS) * _ROWS
     held = 4 * _page_bytes(pages) + 2 * _page_bytes(pages) // page * tokens
-    return (
-        pages.dtype.name in (*_DTYPES, *_ROUNDED) and page % _ROWS == 0 and held <= _MOST_BYTES
-    )
+    return pages.dtype.name in (*_DTYPES, *_ROUNDED) and page % _ROWS == 0 and held <= _MOST_BYTES
 
 
 def _parts(x: Parts) -> tuple[Array, ...]:
