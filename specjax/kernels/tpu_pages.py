@@ -214,10 +214,10 @@ def write_pages_on_tpu(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    if pages.dtype.name in _ROUNDED[1:]:  # as bytes
-        whole = (jax.lax.bitcast_convert_type(x, jnp.int8) for x in (pages, new))
-        written = write_pages_on_tpu(*whole, table, start, interpret)
-        return jax.lax.bitcast_convert_type(written, pages.dtype)
+    if pages.dtype.name in _ROUNDED[1:]:
+        bytes_of = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int8)
+        made = write_pages_on_tpu(bytes_of(pages), bytes_of(new), table, start, interpret)
+        return jax.lax.bitcast_convert_type(made, pages.dtype)
     batch, heads, width, dim = new.shape
     page = pages.shape[2]
     most = -(-(width - 1) // page) + 1  # pages that so many tokens may belong to
