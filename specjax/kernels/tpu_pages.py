@@ -6,6 +6,9 @@ while the one before is computed with, so a page is read once.
 
     table      row 0: 3 1 0        grid    (0, 0): page 3   (0, 1): page 1   (0, 2): page 1, nothing
 
+Pages of 8 bits become numbers in on-chip memory.  Latent vectors, which are values and a part of
+the keys, come once for both.
+
 All key heads of a page come together.  Pages before the first and behind the last slot that a token
 of the row sees are neither read nor computed with.  Sums are added page by page, in the order of
 the slots, so the bits of a query depend neither on other queries nor on where its pages lie.

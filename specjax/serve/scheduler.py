@@ -4,7 +4,9 @@
 
 A turn reads chunks of prompts and then runs a few steps of the batch.  The device has the next turn
 before the host reads the tokens of this one, so it does not wait for the host.  Who has left is
-known a turn late, and a row that is done changes no more.  While texts are written a turn
+known a turn late, and a row that is done changes no more.  While a slot is free a turn has half as
+many steps, and the device is asked for it in the middle of the one before: a request that comes
+until then is read first.  While texts are written a turn
 reads for at most one and a half times what a turn without reading takes, but always one chunk, so
 that no text waits long.  While none is, a turn reads half as many chunks as there are slots, or
 four, and the first steps of these prompts are taken together.  An engine over several processes
