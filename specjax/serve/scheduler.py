@@ -621,7 +621,8 @@ class Scheduler:
         if not self._asked or self._arrived is None or free <= 0:
             return False
         began = time.perf_counter()
-        turn = self._asked[0].steps * self._step_seconds
+        # A process that was stopped for minutes has measured a long turn.
+        turn = min(self._asked[0].steps * self._step_seconds, _LONGEST)
         left = self._arrived + _ASKED_BEFORE * turn - began
         with self._changed:
             if self._queue or left <= 0:  # a request that waits for pages

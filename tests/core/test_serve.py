@@ -164,6 +164,16 @@ def test_a_turn_is_launched_before_the_last_one_is_read(monkeypatch, logprobs):
     assert all(launched == turn + 1 for turn, launched in reads[:-each])
 
 
+def test_a_turn_that_took_minutes_delays_nobody():
+    """As in a process that was stopped: later turns do not wait for a share of such a turn."""
+    made = engine()
+    made._scheduler.call(lambda: setattr(made._scheduler, "_step_seconds", 1e4))
+    began = time.perf_counter()
+    made.submit(ask(max_new_tokens=60)).result(60)
+    assert time.perf_counter() - began < 30
+    made._scheduler.call(lambda: setattr(made._scheduler, "_step_seconds", 0.0))
+
+
 def test_texts_of_one_seed_differ_by_their_index():
     """As the rows of `generate` do."""
     one = ask(temperature=1.0, seed=4)
