@@ -131,6 +131,49 @@ def test_a_row_takes_steps_of_its_own_width(monkeypatch):
     assert all(moved <= {width} for width, moved in ran)
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_turn_is_launched_before_the_last_one_is_read(monkeypatch, logprobs):
+    """Else the device would wait for the host after each turn; also for log-probabilities."""
+    made = engine()
+    device, ran, reads = made._device, [], []  # of each reading: the turn, and those launched then
+    run = device.run
+
+    def counted_run(*arguments):
+        ran.append(None)
+        run(*arguments)
+
+    def counted_reading(ask):
+        def asked(*arguments):
+            news, turn = ask(*arguments), len(ran)
+
+            def wait():
+                reads.append((turn, len(ran)))
+                return news()
+
+            return wait
+
+        return asked
+
+    monkeypatch.setattr(device, "run", counted_run)
+    monkeypatch.setattr(device, "peek", counted_reading(device.peek))
+    monkeypatch.setattr(device, "recorded", counted_reading(device.recorded))
+    served = made.submit(ask(max_new_tokens=80, logprobs=logprobs)).result(60)
+    assert len(served.tokens) == 80 and len(ran) > 3
+    each = 1 if logprobs is None else 2
+    assert [turn for turn, _ in reads] == [n for n in range(1, len(ran) + 1) for _ in range(each)]
+    assert all(launched == turn + 1 for turn, launched in reads[:-each])
+
+
+def test_a_turn_that_took_minutes_delays_nobody():
+    """As in a process that was stopped: later turns do not wait for a share of such a turn."""
+    made = engine()
+    made._scheduler.call(lambda: setattr(made._scheduler, "_step_seconds", 1e4))
+    began = time.perf_counter()
+    made.submit(ask(max_new_tokens=60)).result(60)
+    assert time.perf_counter() - began < 30
+    made._scheduler.call(lambda: setattr(made._scheduler, "_step_seconds", 0.0))
+
+
 def test_texts_of_one_seed_differ_by_their_index():
     """As the rows of `generate` do."""
     one = ask(temperature=1.0, seed=4)
