@@ -160,7 +160,8 @@ class _Part:
         self.b = b
         self.head = b.bitcast(b.alloca(ir.ArrayType(FLOAT, self.form.dim)), FLOAT.as_pointer())
         count = work.buffers
-        self.of: dict[str, Value] = dict(zip(ARGUMENTS + RESULTS, function.args[:count], strict=True))
+        held = zip(ARGUMENTS + RESULTS, function.args[:count], strict=True)
+        self.of: dict[str, Value] = dict(held)
         self.done, table, threads, part, parts, *sizes = function.args[count:]
         s = self.s = Sizes(*sizes)
         self.rows = b.mul(s.batch, s.width)
