@@ -27,17 +27,22 @@ takes two thirds of the time that XLA takes, and one of 110M parameters takes as
 
 _PROCESSORS = 8
 
+_STREAMS = 2**24
+"""The most numbers of the streams that a prompt leaves behind its layers: 64 MB."""
 
-def takes_layers(form: LayersForm, rows: int, *columns: int) -> bool:
+
+def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bool:
     """Returns whether `whole_layers` runs layers of this form.
 
     Args:
       rows: of the pass, B N.
+      streams: the numbers of a row in the streams behind all layers, L E.
       columns: the sizes of all rows and columns of the matrices.
     """
-    few = available.lanes() >= 16 and processors() <= _PROCESSORS
+    prompt = available.lanes() >= 16 and processors() <= _PROCESSORS
+    prompt = prompt and rows * streams <= _STREAMS
     return (
-        0 < rows <= (_PROMPT if few else most_rows(form.weight))
+        0 < rows <= (_PROMPT if prompt else most_rows(form.weight))
         and 0 < form.dim <= _LARGEST
         and all(size > 0 and size % _EACH == 0 for size in columns)
         and available.made("layers", form.weight, form) is not None

@@ -77,7 +77,7 @@ def form_of_layers(
     if x.shape[1] > cache.capacity:
         return None
     sizes = c.hidden_size, c.mlp_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    return form if kernels.takes_layers(form, rows, *sizes) else None
+    return form if kernels.takes_layers(form, rows, len(layers) * c.hidden_size, *sizes) else None
 
 
 def _is_int8(leaf: object) -> bool:
