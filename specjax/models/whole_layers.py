@@ -136,7 +136,7 @@ def run_whole_layers(
     """
     rope = c.rope_of(0)
     assert rope is not None
-    cosines, sines = rope.rotations(positions, c.head_dim)[:2]
+    cosines, sines = rope.rotations(positions, c.head_dim, held=True)[:2]
     visible = cache.layer(0).visible(positions, mask)
     scale = c.head_dim**-0.5 if c.query_scale is None else c.query_scale
     numbers = scale, c.attention_softcap or 0.0, c.norm_eps, c.norm_offset
