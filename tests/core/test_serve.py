@@ -102,6 +102,9 @@ def test_increments_are_the_text():
         assert "".join(piece.text for piece in made) == served.text
         assert [token for piece in made for token in piece.tokens] == served.tokens
         assert [guess for piece in made for guess in piece.guesses] == served.guesses
+        # Pieces are made now, and until then an increment holds none of the tokens before it.
+        assert all(isinstance(x, int) for piece in made for x in piece._pieces.args)
+        assert [part for piece in made for part in piece.pieces] == served.pieces
         parts = [np.asarray(piece.logprobs.raw) for piece in made if piece.tokens]
         assert np.array_equal(np.concatenate(parts), served.logprobs.raw)
     assert served.logprobs.top_ids.shape == (40, 1)
