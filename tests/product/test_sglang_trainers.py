@@ -82,7 +82,8 @@ def test_slime(port):
     answers = []
     long = threading.Thread(target=lambda: answers.append(slime(port, 4, 80, ignore_eos=True)))
     long.start()
-    while get(port, "/v1/loads?include=core,disagg,queues")["loads"][0]["num_total_reqs"] == 0:
+    loads = "/v1/loads?include=core,disagg,queues"
+    while get(port, loads)["loads"][0]["num_total_reqs"] == 0 and long.is_alive():
         time.sleep(0.001)
     post(port, "/abort_request", {"abort_all": True})
     while get(port, "/v1/loads")["loads"][0]["num_total_reqs"]:
