@@ -7,7 +7,7 @@ which can at most halve the time, as nothing is known of the other half.  With -
 samples have other keys, and the old texts of their prompt are documents to look up in.  With --tail
 most samples are short and a few are long, so the last ones are alone.  With --peer transformers'
 `generate`, which trl samples with, too, takes turns as well, with as many rows at once; its texts
-are other samples of the same lengths.
+are other samples, and a batch of them ends with its longest.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ class Sampler:
           eos: token ids that end a sample instead of the target's own.
 
         Raises:
-          ValueError: a setting that cannot be used, or a target whose rows are split over devices.
+          ValueError: a setting that cannot be used, or `slots` that do not divide among the devices
+            over which the target's mesh splits rows.
         """
         typed("what specjax.load(folder) returns", LanguageModel, target=target)
         self.target = target

@@ -533,8 +533,7 @@ class Device:
           start: the tokens of its text that are known already, with the prompt.
 
         Returns:
-          A function that waits for them; of the tokens from `start` on, and of more that are not
-          written yet.  It returns None if the engine records none.
+          A function that waits for them, and for others behind them; None without any.
         """
         assert self.state is not None
         if self.state.logprobs is None:
@@ -696,7 +695,5 @@ def _peek(
 
 
 def _recorded(window: int, logprobs: Logprobs, slot: Array, start: Array) -> Logprobs:
-    def cut(leaf: Array) -> Array:
-        return leaf[slot, jnp.minimum(start + jnp.arange(window), leaf.shape[1] - 1)]
-
-    return jax.tree.map(cut, logprobs)
+    at = start + jnp.arange(window)
+    return jax.tree.map(lambda leaf: leaf[slot, jnp.minimum(at, leaf.shape[1] - 1)], logprobs)

@@ -259,7 +259,7 @@ class Handle:
             tokens, guesses = self._tokens[: new.start], self._guesses[: new.start]
             logprobs = self._joined(0, new.start)
         text = self.texts.decode(0, tokens)[: new.offset]
-        pieces = functools.partial(self.texts.pieces, 0, tokens, text)
+        pieces = functools.partial(self._pieces, 0, new.start, 0, new.offset)
         return Increment(text, tokens, guesses, logprobs, 0, 0, pieces)
 
     @contextlib.contextmanager
@@ -306,9 +306,20 @@ class Handle:
             sent = sum(map(len, shown))
         with self._changed:
             guesses, logprobs = self._guesses[at:count], self._joined(at, count)
-        pieces = functools.partial(self.texts.pieces, 0, tokens[:count], text, at, sent)
+        pieces = functools.partial(self._pieces, at, count, sent, len(text))
         increment = Increment(text[sent:], tokens[at:count], guesses, logprobs, at, sent, pieces)
         return increment, len(tokens), served is not None
+
+    def _pieces(self, start: int, stop: int, sent: int, end: int) -> list[str]:
+        """Returns the characters, from `sent` to `end`, that tokens from `start` to `stop` add.
+
+        An increment holds these numbers alone: with the tokens before it, those of a text that are
+        kept would take memory by the square of its length.
+        """
+        with self._changed:
+            tokens = self._tokens[:stop]
+        text = self.texts.decode(0, tokens)[:end]
+        return self.texts.pieces(0, tokens, text, start, sent)
 
     def _joined(self, start: int, stop: int) -> Logprobs | None:
         if self.wants is None or not self._logprobs:

@@ -4,13 +4,13 @@
 
 A turn reads chunks of prompts and then runs a few steps of the batch.  The device has the next turn
 before the host reads the tokens of this one, so it does not wait for the host.  Who has left is
-known a turn late, and a row that is done changes no more.  While a slot is free a turn has half as
-many steps, and the device is asked for it in the middle of the one before: a request that comes
-until then is read first.  While texts are written a turn
-reads for at most one and a half times what a turn without reading takes, but always one chunk, so
-that no text waits long.  While none is, a turn reads half as many chunks as there are slots, or
-four, and the first steps of these prompts are taken together.  An engine over several processes
-waits for each turn, since their news are compared.
+known a turn late, and a row that is done changes no more.  While a slot is free a turn of a CPU has
+half as many steps, and the device is asked for it in the middle of the one before: a request that
+comes until then is read first.  While texts are written a turn reads for at most one and a half
+times what a turn without reading takes, but always one chunk, so that no text waits long.  While
+none is, a turn reads half as many chunks as there are slots, or four, and the first steps of these
+prompts are taken together.  An engine over several processes waits for each turn, since their news
+are compared.
 
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
@@ -437,10 +437,13 @@ class Scheduler:
             self._take_news()
 
     def _steps_now(self) -> int:
-        """Returns the steps of a turn: half as many while a slot is free, as a request may come."""
+        """Returns the steps of a turn: half as many while a slot is free, as a request may come.
+
+        A turn of an accelerator is short, and half of it may be less than the host needs.
+        """
         left = self._steps_left()
         comes = any(number not in left for number in range(len(self._slots)))
-        return -(-self._steps // 2) if comes else self._steps
+        return -(-self._steps // 2) if comes and not self._device.pads else self._steps
 
     def _steps_left(self) -> dict[int, int]:
         """Returns the steps that each row can still take; each writes a token, or more."""
@@ -468,12 +471,14 @@ class Scheduler:
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
         self._device.run(steps, live)
-        news = self._device.peek(length, written)
+        # Before the tokens: several processes compare the tokens that they were asked for last
+        # before they are told more, and would wait for the end of this turn.
         logprobs = {
             number: self._device.recorded(number, slot.length)
             for number, slot in enumerate(self._slots)
             if number in rows and slot.handle is not None and slot.handle.wants is not None
         }
+        news = self._device.peek(length, written)
         slots = [slot if n in rows else None for n, slot in enumerate(self._slots)]
         self._asked.append(_Asked(news, slots, length.tolist(), steps, reads, logprobs))
 

@@ -201,9 +201,12 @@ def test_a_memory_of_another_tokenizer_is_refused(tmp_path):
     own.put([[1]], [[4]])
     with pytest.raises(ValueError, match="another tokenizer"):
         own.load(tmp_path / "other.npz")
-    (tmp_path / "broken.npz").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="is no memory of rollouts"):
-        own.load(tmp_path / "broken.npz")
+    whole = (tmp_path / "other.npz").read_bytes()
+    flipped = bytes([*whole[:60], whole[60] ^ 255, *whole[61:]])
+    for content in (b"no archive", b"", whole[: len(whole) // 2], flipped):
+        (tmp_path / "broken.npz").write_bytes(content)
+        with pytest.raises(ValueError, match="is no memory of rollouts"):
+            own.load(tmp_path / "broken.npz")
     assert own.expected([[1]]) == [[4]]
 
 
@@ -227,9 +230,15 @@ def test_bad_calls_are_refused():
             sampler().sample([[5]], keys()[:1], params=wrong)
     memory = Memory(target())
     memory.put([[5]], [[7]])
-    for prompts, texts in (([[5]], ["ab"]), ([[5]], [[1.5]]), (["ab"], [[1]]), ([[5]], [[-1]])):
+    for prompts, texts in (
+        ([[5]], ["ab"]), ([[5]], [[1.5]]), (["ab"], [[1]]), ([[5]], [[-1]]),
+        ([[5]], [[[1], [2, 3]]]),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=r"pass a list of token ids|vocabulary"):
             memory.put(prompts, texts)
+    for prompt in ("ab", [1.5], 5):
+        with pytest.raises(ValueError, match="pass a list of token ids"):
+            memory.expected([prompt])  # pyright: ignore
     with pytest.raises(ValueError, match="samples=0"):
         memory.expected([[5]], 0)
     assert memory.expected([[5], [6]]) == [[7], None]

@@ -102,6 +102,9 @@ def test_increments_are_the_text():
         assert "".join(piece.text for piece in made) == served.text
         assert [token for piece in made for token in piece.tokens] == served.tokens
         assert [guess for piece in made for guess in piece.guesses] == served.guesses
+        # Pieces are made now, and until then an increment holds none of the tokens before it.
+        assert all(isinstance(x, int) for piece in made for x in piece._pieces.args)
+        assert [part for piece in made for part in piece.pieces] == served.pieces
         parts = [np.asarray(piece.logprobs.raw) for piece in made if piece.tokens]
         assert np.array_equal(np.concatenate(parts), served.logprobs.raw)
     assert served.logprobs.top_ids.shape == (40, 1)
@@ -133,9 +136,11 @@ def test_a_row_takes_steps_of_its_own_width(monkeypatch):
 
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_a_turn_is_launched_before_the_last_one_is_read(monkeypatch, logprobs):
-    """Else the device would wait for the host after each turn; also for log-probabilities."""
+    """Else the device would wait for the host after each turn; also for log-probabilities.  These
+    are asked for before the tokens, which several processes compare before they are asked more."""
     made = engine()
     device, ran, reads = made._device, [], []  # of each reading: the turn, and those launched then
+    asks = []
     run = device.run
 
     def counted_run(*arguments):
@@ -144,6 +149,7 @@ def test_a_turn_is_launched_before_the_last_one_is_read(monkeypatch, logprobs):
 
     def counted_reading(ask):
         def asked(*arguments):
+            asks.append(ask.__name__)
             news, turn = ask(*arguments), len(ran)
 
             def wait():
@@ -160,8 +166,18 @@ def test_a_turn_is_launched_before_the_last_one_is_read(monkeypatch, logprobs):
     served = made.submit(ask(max_new_tokens=80, logprobs=logprobs)).result(60)
     assert len(served.tokens) == 80 and len(ran) > 3
     each = 1 if logprobs is None else 2
+    assert asks == ["recorded", "peek"][2 - each :] * len(ran)
     assert [turn for turn, _ in reads] == [n for n in range(1, len(ran) + 1) for _ in range(each)]
     assert all(launched == turn + 1 for turn, launched in reads[:-each])
+
+
+@pytest.mark.parametrize(("accelerator", "steps"), [(False, 4), (True, 7)])
+def test_a_turn_is_shorter_while_a_slot_is_free(monkeypatch, accelerator, steps):
+    """But not where its steps may take less than the host, for which the device would wait."""
+    made = engine()
+    monkeypatch.setattr(made._device, "pads", accelerator)
+    monkeypatch.setattr(made._scheduler, "_steps", 7)
+    assert made._scheduler._steps_now() == steps
 
 
 def test_a_turn_that_took_minutes_delays_nobody():

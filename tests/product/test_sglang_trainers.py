@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from serving import post, running, send
+from serving import events, post, running, send
 
 import specjax
 from specjax.serve import Engine
@@ -81,7 +82,8 @@ def test_slime(port):
     answers = []
     long = threading.Thread(target=lambda: answers.append(slime(port, 4, 80, ignore_eos=True)))
     long.start()
-    while get(port, "/v1/loads?include=core,disagg,queues")["loads"][0]["num_total_reqs"] == 0:
+    loads = "/v1/loads?include=core,disagg,queues"
+    while get(port, loads)["loads"][0]["num_total_reqs"] == 0 and long.is_alive():
         time.sleep(0.001)
     post(port, "/abort_request", {"abort_all": True})
     while get(port, "/v1/loads")["loads"][0]["num_total_reqs"]:
@@ -108,6 +110,36 @@ def test_stop_strings_and_special_tokens_stay_where_they_are_asked_for(port):
         ended = slime(port, 3, skip_special_tokens=skip, logit_bias=bias)
         assert ended["output_ids"] == list(target().eos)
         assert ended["text"] == ("" if skip else special)
+    trimmed = slime(port, 3, skip_special_tokens=False, no_stop_trim=False, logit_bias=bias)
+    assert trimmed["output_ids"] == list(target().eos) and trimmed["text"] == ""
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_stream_shows_what_the_whole_text_shows(port, trims):
+    """Each chunk goes on where the one before ended, with special tokens and the stop string; a
+    stop string in the name of a special token is none."""
+    bias = {str(target().eos[0]): 9.0}  # in the middle of the text, which it does not end
+    special = "<|endoftext|>"
+    plain = slime(port, 3, 40, ignore_eos=True, logit_bias=bias, skip_special_tokens=True)
+    stop = plain["text"][4:6]
+    settings = {
+        "ignore_eos": True, "logit_bias": bias, "stop": ["|>", stop], "no_stop_trim": not trims,
+    }  # fmt: skip
+    wanted = slime(port, 3, 40, **settings)["text"]
+    body = {
+        "input_ids": PROMPT, "stream": True,
+        "sampling_params": {
+            "temperature": 1.0, "max_new_tokens": 40, "sampling_seed": 3,
+            "skip_special_tokens": False, **settings,
+        },
+    }  # fmt: skip
+    content = send(port, "POST", "/generate", body)[2]
+    shown = [event["text"] for event in events(content) if event != "[DONE]"]
+    assert shown[-1] == wanted and special in shown[-2] and special in wanted
+    assert (stop in wanted) != trims and plain["text"].index(stop) == len(
+        wanted.replace(special, "").partition(stop)[0]
+    )
+    assert all(later.startswith(text) for text, later in itertools.pairwise(shown))
 
 
 def test_areal(port, folder):

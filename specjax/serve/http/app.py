@@ -543,10 +543,8 @@ def _guarded(
     handler: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
     """Returns a handler with the checks that all routes share, whose errors become answers."""
-    is_open = path in ("/health", "/health_generate", "/ready", "/live") or (path, method) == (
-        "/",
-        "GET",
-    )
+    is_open = path in ("/health", "/health_generate", "/ready", "/live")
+    is_open |= (path, method) == ("/", "GET")
     lorax = method == "POST" and path in _LORAX_PATHS
     admin = path in _ADMIN_PATHS
 

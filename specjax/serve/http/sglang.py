@@ -28,7 +28,7 @@ from specjax.serve.http.places import Place, Seen, event_id
 from specjax.serve.http.problems import read, refuse
 from specjax.serve.http.requests import delivered_of
 from specjax.serve.identity import request_hash
-from specjax.text import Words
+from specjax.text import Texts, Words
 from specjax.types import Json
 
 _TOKENS = 128
@@ -252,7 +252,12 @@ class Answers:
     def whole(self, served: Sequence[Served]) -> Json:
         """Returns an object, or a list of them for several texts."""
         made: list[Json] = [
-            self._one(number, self._text(number, one), one, self._reason(number, one))
+            self._one(
+                number,
+                self._text(number, one.texts, one.tokens, one.text),
+                one,
+                self._reason(number, one),
+            )
             for number, one in enumerate(served)
         ]
         return made[0] if self.items.single else made
@@ -276,14 +281,17 @@ class Answers:
                 if place.tail:
                     continue
                 place.tail = 1
-                text = self._text(number, new)
+                text = self._text(number, new.texts, new.tokens, new.text)
                 chunk = self._chunk(number, text, new, self._reason(number, new))
             else:
                 if new.start and not news[number]:
                     news[number].append(handles[number].before(new))
                 news[number].append(new)
                 place.add(new.tokens)
-                text = "".join(x.text for x in news[number])
+                text, tokens = "".join(x.text for x in news[number]), []
+                for one in news[number]:
+                    tokens += one.tokens
+                text = self._text(number, handles[number].texts, tokens, text)
                 chunk = self._chunk(number, text, news[number], None)
             place.characters = len(chunk["text"])
             yield chunk, event_id(model, self.items.digest, self.items.seed, places)
@@ -342,14 +350,24 @@ class Answers:
             for values, ids in zip(part.logprobs.top, part.logprobs.top_ids, strict=True)
         ][: len(part.tokens)]
 
-    def _text(self, number: int, served: Served) -> str:
-        """Returns the text, with the stop string and special tokens where they are asked for."""
+    def _text(self, number: int, texts: Texts, tokens: list[int], text: str) -> str:
+        """Returns what a body shows of a text: special tokens and what has ended it, if it asks.
+
+        Args:
+          tokens: of the text so far; one that ends it can only be the last.
+          text: theirs, without special tokens and without a stop string.
+        """
         asked = self.items.settings[number]
         if asked.skip_special_tokens and not asked.no_stop_trim:
-            return served.text
-        text = served.texts.decode(0, served.tokens, special=not asked.skip_special_tokens)
-        ends = [] if asked.no_stop_trim else map(text.find, served.texts.stops)
-        return text[: min([at for at in ends if at >= 0], default=len(text))]
+            return text
+        stop = None
+        if not asked.no_stop_trim and tokens:
+            ends = set(self.items.asked[number][0].prepared.eos[0].tolist())
+            tokens = tokens[:-1] if tokens[-1] in ends else tokens
+            stop = _stop_of(texts, tokens)
+        text = texts.decode(0, tokens, special=not asked.skip_special_tokens)
+        # The name of a special token before it may hold the same characters.
+        return text if stop is None or stop not in text else text[: text.rindex(stop)]
 
     def _reason(self, number: int, served: Served) -> Json:
         if served.finish == "limit":
@@ -358,9 +376,14 @@ class Answers:
             return {"type": "abort", "message": "the request was aborted"}
         if served.finish == "eos":
             return {"type": "stop", "matched": served.tokens[-1]}
-        text = served.texts.decode(0, served.tokens)
-        found = [stop for stop in served.texts.stops if stop in text]
-        return {"type": "stop", "matched": min(found, key=text.find) if found else None}
+        return {"type": "stop", "matched": _stop_of(served.texts, served.tokens)}
+
+
+def _stop_of(texts: Texts, tokens: list[int]) -> str | None:
+    """Returns the stop string that ends the text of these tokens, if one does."""
+    text = texts.decode(0, tokens)
+    found = [stop for stop in texts.stops if stop in text]
+    return min(found, key=text.find) if found else None
 
 
 def checkpoint(engine: Engine, body: WeightsFromDisk):
