@@ -205,6 +205,19 @@ def test_a_row_at_the_end_of_its_slots_writes_within_them():
         assert np.array_equal(ours[0, :, :-4], before[0, :, :-4])
 
 
+def test_positions_of_all_rows_are_those_of_each():
+    module, params = network("plain", False)
+    cache, tokens = read("plain", False, 3), jnp.arange(12).reshape(3, 4)
+
+    @jax.jit
+    def run(positions: jax.Array) -> jax.Array:
+        return module.apply({"params": params}, tokens, positions, cache).logits
+
+    of_all = jnp.arange(4)[None] + 20
+    assert "specjax_layers" in run.lower(of_all).as_text()
+    assert np.array_equal(run(of_all), run(jnp.repeat(of_all, 3, axis=0)))
+
+
 def test_derivatives_are_those_of_the_layers_one_by_one(monkeypatch: pytest.MonkeyPatch):
     module, params = network("biased", False)
     cache = read("biased", False, 2)
