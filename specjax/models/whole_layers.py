@@ -136,6 +136,8 @@ def run_whole_layers(
     """
     rope = c.rope_of(0)
     assert rope is not None
+    # Layers one by one take positions [1, N] of all rows, and the kernel reads those of each row.
+    positions = jnp.broadcast_to(positions, x.shape[:2])
     cosines, sines = rope.rotations(positions, c.head_dim, held=True)[:2]
     visible = cache.layer(0).visible(positions, mask)
     scale = c.head_dim**-0.5 if c.query_scale is None else c.query_scale

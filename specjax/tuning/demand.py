@@ -66,7 +66,8 @@ class Demand:
             of, accepted = judged[part]
             rate = (accepted + _DOUBT * prior[part]) / (of + _DOUBT)
             tokens = (rate ** np.arange(max(*depths, depth) + 1)).cumsum()
-            costs = seconds[0] + (cost - seconds[0]) * depths / depth
+            # A step with drafts that seems to take less than one without was measured badly.
+            costs = seconds[0] + max(cost - seconds[0], 0.0) * depths / depth
             few.append(tokens[depth] / cost)
             # A rate that hardly any draft has shown is no reason to compile.
             sure = min(of / _DOUBT, 1.0) * (1.0 if part else _FOUND)

@@ -118,6 +118,10 @@ def test_the_loss_follows_from_rates_and_costs():
     two = (1 + 0.4 + 0.4**2) / 1.2
     assert lost(0.39, 1.7, drafting=0.0) == pytest.approx(0.5 * (1 - 1 / two), abs=0.1)
     assert lost(0.1, 1.4, drafting=0.0) == 0  # no number of drafts pays
+    # Where drafts seem to take less time than none, more of them do not take less still.
+    for faster in (0.9, 0.5):
+        four, eight = (sum(rate**k for k in range(n + 1)) for n in (4, 8))
+        assert lost(0.9, faster) == pytest.approx(0.8 * max(1 - four / faster / eight, 0))
 
 
 def test_processes_add_up_what_they_lose(tmp_path, monkeypatch):

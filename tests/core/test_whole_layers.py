@@ -17,6 +17,7 @@ from specjax import kernels
 from specjax.kernels import available, calling, layer_calls
 from specjax.kernels.forms import Machine
 from specjax.kernels.layering import Layers
+from specjax.methods.eagle3 import network as eagle3
 from specjax.models import (
     Rope,
     Transformer,
@@ -205,6 +206,19 @@ def test_a_row_at_the_end_of_its_slots_writes_within_them():
         assert np.array_equal(ours[0, :, :-4], before[0, :, :-4])
 
 
+def test_positions_of_all_rows_are_those_of_each():
+    module, params = network("plain", False)
+    cache, tokens = read("plain", False, 3), jnp.arange(12).reshape(3, 4)
+
+    @jax.jit
+    def run(positions: jax.Array) -> jax.Array:
+        return module.apply({"params": params}, tokens, positions, cache).logits
+
+    of_all = jnp.arange(4)[None] + 20
+    assert "specjax_layers" in run.lower(of_all).as_text()
+    assert np.array_equal(run(of_all), run(jnp.repeat(of_all, 3, axis=0)))
+
+
 def test_derivatives_are_those_of_the_layers_one_by_one(monkeypatch: pytest.MonkeyPatch):
     module, params = network("biased", False)
     cache = read("biased", False, 2)
@@ -240,6 +254,39 @@ def test_several_programs_at_once_give_the_same_bits():
 
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         assert all(pool.map(again, range(200)))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_head_of_one_layer_runs_as_a_whole(normed: bool, monkeypatch: pytest.MonkeyPatch):
+    """Its attention reads twice the numbers of the stream, and the stream may be a norm."""
+    layers = dataclasses.replace(CONFIGS["biased"], num_layers=1)
+    config = eagle3.Eagle3Config(layers, 1, 48, norm_before_residual=normed, attend=cpu_attend)
+    head = eagle3.Eagle3(config, cpu_dot_general)
+    token, number = jnp.ones((1, 1, 48)), jnp.ones((1, 1), jnp.int32)
+    boxed = head.init(jax.random.key(0), token, token, number, method="everything")["params"]
+    params = jax.tree.map(lambda leaf: leaf.unbox(), boxed, is_leaf=lambda x: hasattr(x, "unbox"))
+    params = jax.tree.map(lambda x: x + 0.2 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)
+    embedded, features = jax.random.normal(jax.random.key(1), (2, 2, 5, 48))
+    cache = head.init_cache(2, 40, jnp.float32)
+    cache = dataclasses.replace(cache, length=jnp.asarray([0, 7], jnp.int32))
+    given = params, embedded, features, cache, tree(5)
+
+    def run() -> tuple[Any, str]:
+        def read(params: Any, embedded: Any, features: Any, cache: Any, mask: Any) -> Any:
+            positions = cache.next_positions(5)
+            return head.apply({"params": params}, embedded, features, positions, cache, mask)
+
+        program = jax.jit(read)
+        return program(*given), program.lower(*given).as_text()
+
+    ours, text = run()
+    assert "specjax_layers" in text
+    monkeypatch.setattr(eagle3, "form_of_layers", lambda *of, **how: None)
+    theirs, text = run()
+    assert "specjax_layers" not in text
+    for mine, other in zip(jax.tree.leaves(ours[:2]), jax.tree.leaves(theirs[:2]), strict=True):
+        scale = float(jnp.abs(other).max())
+        np.testing.assert_allclose(mine, other, rtol=0, atol=3e-5 * scale)
 
 
 OTHERS = {
