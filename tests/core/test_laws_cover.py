@@ -10,8 +10,8 @@ from specjax.proposers import Aligned, Shape
 
 def test_the_pairs_cover():
     """Every shape, source, and proposer that is neither has a pair, and every rule; a new one must
-    be added.  A source that reads the target's keys and values has its laws over transformers, and a
-    proposer that reads expected texts in `test_aligned.py`."""
+    be added.  A source that reads the target's keys and values has its laws over transformers; a
+    proposer that reads expected texts has them in `test_aligned.py`."""
     cases = {case: kind(TABLES.CASES[case][0]) for case, _ in PAIRS}
     met = {part for parts in cases.values() for part in parts}
     elsewhere = {EarlyExitSource, NearSelfSource, AssistantSource, Aligned}
