@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax._internal.processors import processors
 from specjax.kernels import available
 from specjax.kernels.layer_forms import LayersForm
 from specjax.kernels.narrow import most_rows
+from specjax.kernels.queries import LARGEST
 
 _EACH = 16
 """The columns of matrices are a multiple of it, since parts begin at multiples."""
 
-_LARGEST = 512  # as in `queries.py`
-
-
 _PROMPT = 512
 """The most rows on a few processors with vectors of 512 bits, where a prompt of the shipped target
-takes two thirds of the time that XLA takes, and one of 110M parameters takes as long.
+takes three quarters of the time that XLA takes, and one of 110M parameters about as long.
 """
 
 _PROCESSORS = 8
+"""The most processors on which prompts take the kernel: measured on two, and XLA's products may
+spread over many better than five phases that wait for one another.
+"""
 
 _STREAMS = 2**24
 """The most numbers of the streams that a prompt leaves behind its layers: 64 MB."""
@@ -43,17 +43,10 @@ def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bo
     prompt = prompt and rows * streams <= _STREAMS
     return (
         0 < rows <= (_PROMPT if prompt else most_rows(form.weight))
-        and 0 < form.dim <= _LARGEST
+        and 0 < form.dim <= LARGEST
         and all(size > 0 and size % _EACH == 0 for size in columns)
         and available.made("layers", form.weight, form) is not None
     )
-
-
-@functools.cache
-def processors() -> int:
-    """Returns the number of processors that this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)  # not on macOS
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def whole_layers(

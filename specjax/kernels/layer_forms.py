@@ -39,7 +39,7 @@ class LayersForm:
     def names(self) -> tuple[str, ...]:
         """Returns the names of a layer's arguments, in their order.
 
-        The last two are its keys and values, which its results are too.
+        The last two are the layer's keys and values; it returns both with the tokens staged.
         """
         found: list[str] = ["attention_norm"] * self.normed
         found += self._matrices("q", "k", "v")

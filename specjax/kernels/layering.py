@@ -85,7 +85,7 @@ class Layers:
     [B or 1, N, S], numbers [4] (scale, softcap, eps, and what is added to the weights of norms),
     and starts [B] in int32: the slot of the first token.  Its results are streams [L, B, N, E]
     after each layer, and memory: q and mixed [B, N, H, D], k and v [B, N, K, D], between
-    [B, N, E], inner and up [B, N, I].  All are float32 but the ones of which it is said.
+    [B, N, E], inner and up [B, N, I].  Numbers are float32, and `visible` is bool.
     """
 
     form: LayersForm
@@ -152,7 +152,7 @@ class _Part:
     """Writes the instructions of one part."""
 
     def __init__(self, work: Layers, module: ir.Module, function: ir.Function) -> None:
-        self.work, self.form, self.lanes = work, work.form, work.machine.lanes
+        self.form, self.lanes = work.form, work.machine.lanes
         self.vector = ir.VectorType(FLOAT, self.lanes)
         self.attention, self.multiply = (piece.declare(module) for piece in work.pieces)
         self.emit = Emitter(function)

@@ -153,16 +153,16 @@ class Eagle3(nn.Module):
           matrix takes, and the cache with the pairs staged.
         """
         c = self.config.layers
+        form = self._form(features, cache)
+        if form is not None:
+            x, cache = self._whole_layer(form, embedded, features, positions, cache, mask)
+            normed = self.norm(x)
+            return normed if self.config.feeds_normed else x, normed, cache
         ropes = {c.rope_of(i) for i in range(c.num_layers)}
         rotations = {
             rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes
         }
         x, written = features, []
-        form = self._form(x, cache)
-        if form is not None:
-            x, cache = self._whole_layer(form, embedded, x, positions, cache, mask)
-            normed = self.norm(x)
-            return normed if self.config.feeds_normed else x, normed, cache
         for i, layer in enumerate(self.layers):
             memory = visible = None
             if cache is not None:
