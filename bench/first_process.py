@@ -7,8 +7,10 @@ too.  Beside them are the imports alone, below which no command comes.
 
 from __future__ import annotations
 
+import compileall
 import dataclasses
 import os
+import pathlib
 import resource
 import socket
 import statistics
@@ -18,6 +20,7 @@ import tempfile
 import time
 import urllib.request
 
+import specjax
 from bench.command import run
 from specjax.measure import describe
 from specjax.options import fields
@@ -71,6 +74,7 @@ def seconds(name: str, o: FirstProcessOptions, home: str) -> float:
     """Returns the CPU seconds, user and system, of one process and its children."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION_CACHE")}
     environ["XDG_CACHE_HOME"] = home
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # then Python would compile specjax each time
     if o.devices > 1:
         environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={o.devices}"
     asked = _COMMANDS[name]
@@ -88,6 +92,8 @@ def seconds(name: str, o: FirstProcessOptions, home: str) -> float:
 
 def main(argv: list[str] | None = None) -> None:
     o = parse(FirstProcessOptions, argv, __doc__, "python -m bench.first_process")
+    # As pip does it when it installs a package.
+    compileall.compile_dir(pathlib.Path(specjax.__file__).parent, quiet=2)
     head = describe()
     print(f"{head['cores']} cores, jax {head['jax']}, {o.devices} devices, median of {o.rounds}")
     print(

@@ -1,19 +1,25 @@
 """python -m bench.rollouts: samples under weights that change, with old texts as drafts.
 
 Weights move by steps of Adam on the files of --data.  The same sampler without drafts takes turns
-with one that expects the texts of the first weights.  Rollouts that were stopped half-way are
-refreshed by --half: only the first half of each old text is expected.  With --fresh the new samples
-have other keys, and the old texts of their prompt are documents to look up in.  With --tail most
-samples are short and a few are long, so the last ones are alone.
+with one that expects the texts of the first weights.  Rollouts that were stopped half-way (--half)
+are refreshed, which takes them to where they were under the new weights; then they are completed,
+which can at most halve the time, as nothing is known of the other half.  With --fresh the new
+samples have other keys, and the old texts of their prompt are documents to look up in.  With --tail
+most samples are short and a few are long, so the last ones are alone.  With --peer transformers'
+`generate`, which trl samples with, too, takes turns as well, with as many rows at once; its texts
+are other samples, and a batch of them ends with its longest.
 """
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
 import pathlib
+import shutil
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 import jax
@@ -23,6 +29,7 @@ import optax
 
 import specjax
 from bench.command import Report, run
+from bench.weights import SIZES, from_folders, random_folders
 from specjax._internal.checks import settle
 from specjax.models import LanguageModel
 from specjax.options import fields
@@ -55,17 +62,21 @@ class RolloutOptions(fields.Options):
     """The options of `python -m bench.rollouts`."""
 
     target: str = fields.option("checkpoints/pycode/target", "the model")
+    size: str | None = fields.option(
+        None, "a size of random weights instead (110m); the tokens are still those of --target"
+    )
+    peer: bool = fields.option(False, "also time transformers' generate")
     data: str = fields.option("specjax", "a folder of Python files to train on, and for prompts")
     prompts: int = fields.option(16, "number of prompts")
     samples: int = fields.option(4, "samples of a prompt")
     slots: int = fields.option(8, "rows at once")
     prompt_tokens: int = fields.option(64, "tokens of a prompt")
     new_tokens: int = fields.option(128, "tokens of a sample")
-    num_drafts: int = fields.option(16, "the most drafts")
+    num_drafts: int = fields.option(15, "the most drafts")
     temperature: float = fields.option(1.0, "of the samples")
     rates: tuple[float, ...] = fields.option((1e-6, 1e-5), "learning rates")
     steps: tuple[int, ...] = fields.option((1, 4), "numbers of steps that the weights are apart")
-    half: bool = fields.option(False, "expect the first half of each old text only")
+    half: bool = fields.option(False, "refresh texts of half the length, and complete them")
     fresh: bool = fields.option(False, "draw with fresh keys, as training does")
     tail: bool = fields.option(False, "draw the lengths of samples, of which few are long")
     rounds: int = fields.option(3, "turns of each sampler")
@@ -83,8 +94,9 @@ def main(argv: list[str] | None = None) -> None:
         )
     )
     report = measure(options)
-    print("| rate | steps | tokens kept | tokens a pass | plain, s | with drafts, s | over plain |")
-    print("|---|---|---|---|---|---|---|")
+    names = ["what", "rate", "steps", "tokens kept", "tokens a pass", "plain, s", "drafts, s",
+             "over plain", *["transformers, s"] * options.peer]  # fmt: skip
+    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|")
     for row in report["rows"]:
         print(f"| {' | '.join(str(cell) for cell in row.values())} |")
     if options.json:
@@ -93,8 +105,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def measure(options: RolloutOptions) -> Report:
     """Returns the report of every rate and number of steps."""
-    target = specjax.load(options.target)
-    ids = _ids(target, pathlib.Path(options.data))
+    folder = pathlib.Path(options.target)
+    ids = _ids(specjax.load(folder), pathlib.Path(options.data))
+    if options.size is not None:
+        folder = _random(options.size, max(ids) + 1)
+    target = specjax.load(folder, "float32")
     starts = np.linspace(0, len(ids) - options.prompt_tokens, options.prompts, dtype=int)
     prompts = [ids[start : start + options.prompt_tokens] for start in starts]
     keys = rollout_keys(0, prompts, options.samples, refresh="never")
@@ -110,44 +125,57 @@ def measure(options: RolloutOptions) -> Report:
     )
     most = _lengths(options)
     old = plain.sample(prompts, keys, samples=options.samples, max_new_tokens=most).texts
-    given: Given = {"expected": [t[: len(t) // 2] for t in old] if options.half else old}
+    name = "tail" if options.tail else "all"
+    kinds: list[tuple[str, np.ndarray, Given]] = [(name, most, {"expected": old})]
+    if options.half:
+        given: Given = {"expected": [text[: -(-len(text) // 2)] for text in old]}
+        lengths = np.array([max(len(text), 1) for text in given["expected"]])
+        kinds = [("refreshed", lengths, given), ("completed", most, given)]
     if options.fresh:
         keys = rollout_keys(1, prompts, options.samples, refresh="never")
         some = options.samples
-        given = {"documents": [old[n * some : (n + 1) * some] for n in range(len(prompts))]}
+        texts = [old[n * some : (n + 1) * some] for n in range(len(prompts))]
+        kinds = [("fresh", most, {"documents": texts})]
     rows = []
     for rate in options.rates:
         for steps in options.steps:
             say(f"rate {rate}, {steps} steps")
             params = _moved(target, ids, rate, steps)
-            turns = [
-                [
-                    _timed(sampler, prompts, keys, options.samples, params, most, texts)
-                    for sampler, texts in ((plain, Given()), (drafting, given))
-                ]
-                for _ in range(options.rounds + _FIRST)
-            ]
-            (wanted, _), (made, _) = turns[0]
-            texts = made.texts
-            if texts != wanted.texts:
-                raise ValueError("a text with drafts differs from plain decoding")
-            plainly, drafted = (
-                np.array([turn[which][1] for turn in turns[_FIRST:]]) for which in (0, 1)
-            )
-            ratios = plainly / drafted
-            rows.append(
-                {
-                    "rate": rate,
-                    "steps": steps,
-                    "kept": round(_kept(old, texts), 3),
-                    "tokens_per_pass": round(sum(map(len, texts)) / made.passes, 2),
-                    "plain": round(float(np.median(plainly)), 2),
-                    "drafts": round(float(np.median(drafted)), 2),
-                    "over_plain": (
-                        f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
-                    ),
-                }
-            )
+            for kind, most, given in kinds:
+                peer = _peer(folder, options, prompts, most) if options.peer else None
+                turns, others = [], []
+                for _ in range(options.rounds + _FIRST):
+                    turns.append(
+                        [
+                            _timed(sampler, prompts, keys, options.samples, params, most, texts)
+                            for sampler, texts in ((plain, Given()), (drafting, given))
+                        ]
+                    )
+                    if peer is not None and len(turns) > _FIRST:
+                        others.append(peer())
+                (wanted, _), (made, _) = turns[-1]
+                texts = made.texts
+                if texts != wanted.texts:
+                    raise ValueError("a text with drafts differs from plain decoding")
+                plainly, drafted = (
+                    np.array([turn[which][1] for turn in turns[_FIRST:]]) for which in (0, 1)
+                )
+                ratios = plainly / drafted
+                rows.append(
+                    {
+                        "what": kind,
+                        "rate": rate,
+                        "steps": steps,
+                        "kept": round(_kept(old, texts), 3),
+                        "tokens_per_pass": round(sum(map(len, texts)) / made.passes, 2),
+                        "plain": round(float(np.median(plainly)), 3),
+                        "drafts": round(float(np.median(drafted)), 3),
+                        "over_plain": (
+                            f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
+                        ),
+                        **({"transformers": round(float(np.median(others)), 2)} if others else {}),
+                    }
+                )
     return {"arguments": {k: str(v) for k, v in vars(options).items()}, "rows": rows}
 
 
@@ -166,6 +194,42 @@ def _timed(
     )
     jax.block_until_ready(made.tokens)
     return made, time.perf_counter() - began
+
+
+def _random(size: str, vocab_size: int) -> pathlib.Path:
+    """Returns a folder with a random target of a size, written once for each process."""
+    if size not in SIZES:
+        raise ValueError(f"--size {size} is not one of {', '.join(SIZES)}")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="specjax-rollouts-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return random_folders(size, vocab_size, folder, "float32")[0]
+
+
+def _peer(
+    folder: pathlib.Path, options: RolloutOptions, prompts: list[list[int]], most: np.ndarray
+) -> Callable[[], float]:
+    """Returns a function that has transformers draw the same number of samples, and its seconds.
+
+    Rows are decoded `slots` at a time, each batch until its longest row ends.
+    """
+    import torch
+
+    model = from_folders(folder, None, "float32").peer("target")
+    rows = [prompt for prompt in prompts for _ in range(options.samples)]
+
+    def run() -> float:
+        began = time.perf_counter()
+        for at in range(0, len(rows), options.slots):
+            count = int(most[at : at + options.slots].max())
+            tokens = torch.tensor(rows[at : at + options.slots])
+            with torch.inference_mode():
+                model.generate(
+                    tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0,
+                    temperature=options.temperature, max_new_tokens=count, pad_token_id=0,
+                )  # fmt: skip
+        return time.perf_counter() - began
+
+    return run
 
 
 def _lengths(options: RolloutOptions) -> np.ndarray:

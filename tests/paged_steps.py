@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -19,15 +20,24 @@ from bench.compiled.sizes import shapes_of
 from specjax import Decoder, Params, TransformerConfig
 from specjax._internal.platforms import shapes_for
 from specjax.caches import in_pages, pools_of, with_pages
+from specjax.models import Latent
 
 CONFIG = TransformerConfig(
     vocab_size=1024, hidden_size=512, mlp_size=1024, num_layers=2, num_heads=8, num_kv_heads=2,
     head_dim=64, max_positions=2048, tied_embeddings=False,
 )  # fmt: skip
 ROWS, CAPACITY, POOL = 4, 1024, 41
+LATENT = Latent(kv_rank=256, nope_dim=64, rope_dim=64, value_dim=64)
 
 
-def compiled_with_pages(proposer: str, devices: np.ndarray, page: int, dtype: str) -> str:
+def compiled_with_pages(
+    proposer: str,
+    devices: np.ndarray,
+    page: int,
+    dtype: str,
+    cache_dtype: str | None = None,
+    latent: bool = False,
+) -> str:
     """Returns the program of a decoding loop over `POOL` pages.
 
     Args:
@@ -35,10 +45,16 @@ def compiled_with_pages(proposer: str, devices: np.ndarray, page: int, dtype: st
       devices: one, of a TPU or a GPU.
       page: the tokens of a page.
       dtype: of the weights and the pages.
+      cache_dtype: of the pages, where it is another.
+      latent: with latent attention.
     """
     specjax.clear_programs()  # another kernel leaves the structure as it was
     platform = "tpu" if devices[0].platform == "tpu" else "gpu"
-    target = shapes_of(CONFIG, dtype, devices)
+    mixers = (LATENT,) * CONFIG.num_layers if latent else ()
+    config = dataclasses.replace(CONFIG, mixers=mixers)
+    target = shapes_of(config, dtype, devices)
+    model = dataclasses.replace(target.model, cache_dtype=cache_dtype)
+    target = dataclasses.replace(target, model=model)
     made: Any = specjax.NoProposer()
     if proposer == "tree":
         made = specjax.DraftTree(target.model, CONFIG.vocab_size, (2, 2))
@@ -62,9 +78,16 @@ def compiled_with_pages(proposer: str, devices: np.ndarray, page: int, dtype: st
     return text
 
 
-def gathered_pages(text: str, page: int) -> list[str]:
-    """Returns the instructions of a program that read whole pages out of a pool into an array."""
-    of_page = CONFIG.num_kv_heads * page * CONFIG.head_dim
+OF_A_SLOT = CONFIG.num_kv_heads * CONFIG.head_dim
+"""The numbers of the keys of a token in one layer."""
+
+
+def gathered_pages(text: str, page: int, size: int = OF_A_SLOT) -> list[str]:
+    """Returns the instructions of a program that read whole pages out of a pool into an array.
+
+    The pool has `size` numbers for a token.
+    """
+    of_page = page * size
     found = []
     for computation in parse(text).computations.values():
         for one in computation.instructions:
@@ -77,9 +100,9 @@ def gathered_pages(text: str, page: int) -> list[str]:
     return found
 
 
-def copied_pools(text: str, page: int) -> list[str]:
-    """Returns the instructions of a program that copy a whole pool."""
-    size = POOL * CONFIG.num_kv_heads * page * CONFIG.head_dim
+def copied_pools(text: str, page: int, size: int = OF_A_SLOT) -> list[str]:
+    """Returns the instructions of a program that copy a whole pool, of `size` numbers a token."""
+    size *= POOL * page
     return [
         one.line.strip()
         for _, one in parse(text).executed()

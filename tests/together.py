@@ -36,7 +36,7 @@ def asked() -> list[specjax.Request]:
     return [
         specjax.Request(
             prompts=prompt, max_new_tokens=20, proposer=DRAFTERS[(n + m) % len(DRAFTERS)],
-            **settings,
+            logprobs=m % 2 or None, **settings,
         )
         for n, prompt in enumerate(PROMPTS)
         for m, settings in enumerate(SETTINGS)
@@ -67,7 +67,11 @@ def texts(made: Engine) -> list[list[int]]:
         next(iter(handle), None)
         handle.cancel()
     handles = [made.submit(request) for request in asked() * 2]
-    return [handle.result(300).tokens for handle in handles]
+    served = [handle.result(300) for handle in handles]
+    for one in served:
+        assert one.logprobs is None or len(one.logprobs.raw) == len(one.tokens)
+    assert sum(one.logprobs is not None for one in served) == len(served) * 2 // 5
+    return [one.tokens for one in served]
 
 
 class Planted(decisions.Sender):

@@ -338,7 +338,7 @@ class Toys(ToyModels):
                     Calibrated(DynamicTree(TableSource(VOCAB), 3, 2, 6)),
                     (1, 2, 4, 6),
                 ),
-                adaptive((1.0, 1.05, 1.1, 1.1, 1.3, 1.4), rows_of(self)),
+                adaptive((1.0, 1.05, 1.1, 1.1, 1.3, 1.4, 1.05, 1.2), rows_of(self)),
             ),
             "table dynamic tree, calibrated": table(
                 lambda source: Calibrated(DynamicTree(source, 3, 2, 6))

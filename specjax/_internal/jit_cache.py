@@ -11,6 +11,7 @@ import collections
 import contextlib
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -79,6 +80,8 @@ def clear_programs() -> None:
     """
     for table in _tables:
         table.clear()
+    for program in list(_bound):
+        program.clear()
 
 
 def structure_of(tree: object) -> Hashable:
@@ -167,6 +170,31 @@ class _Entry:
         return self.jitted(*rest)
 
 
+class _Bound:
+    """The program of one structure, which stays until `clear_programs`, whatever is used later."""
+
+    def __init__(
+        self, function: Callable[..., Any], fixed: tuple[object, ...], find: Callable[[], _Entry]
+    ) -> None:
+        self._function, self._fixed, self._find = function, fixed, find
+        self._entry: _Entry | None = find()
+        _bound.add(self)
+
+    def __call__(self, *rest: object) -> Any:
+        entry = self._entry
+        if entry is None:
+            entry = self._entry = self._find()
+        if entry.keeps:
+            return entry.run(self._function, self._fixed, rest)
+        return entry.jitted(*rest)
+
+    def clear(self) -> None:
+        self._entry = None
+
+
+_bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
+
+
 class Programs(Generic[_InputsT, _OutputT]):
     """`jax.jit` of a function whose first arguments are static, for the structures used last."""
 
@@ -193,14 +221,8 @@ class Programs(Generic[_InputsT, _OutputT]):
 
         To look at the structure takes the host up to a millisecond, and its calls do not do so.
         """
-        entry, fixed = self._of(arguments), arguments[: self._static]
-
-        def run(*rest: object) -> _OutputT:
-            if entry.keeps:
-                return entry.run(self._function, fixed, rest)
-            return entry.jitted(*rest)
-
-        return run
+        fixed, shape = arguments[: self._static], self._shape(*arguments[self._static :])
+        return _Bound(self._function, fixed, lambda: self._entry(fixed, shape))
 
     def trace(self, *arguments: object) -> jax.stages.Traced:
         """Traces as `jax.jit(...).trace`."""
@@ -215,8 +237,9 @@ class Programs(Generic[_InputsT, _OutputT]):
         return [entry.jitted for entry in self._recent.values()]
 
     def _of(self, arguments: tuple[object, ...]) -> _Entry:
-        fixed, rest = arguments[: self._static], arguments[self._static :]
+        return self._entry(arguments[: self._static], self._shape(*arguments[self._static :]))
 
+    def _entry(self, fixed: tuple[object, ...], shape: Hashable) -> _Entry:
         def make() -> _Entry:
             def bound(*traced: object) -> _OutputT:
                 return self._function(*fixed, *traced)
@@ -228,7 +251,7 @@ class Programs(Generic[_InputsT, _OutputT]):
             donated = tuple(n - self._static for n in self._donate)
             return _Entry(jax.jit(bound, donate_argnums=donated))
 
-        return self._recent.get((fixed, self._shape(*rest)), make)
+        return self._recent.get((fixed, shape), make)
 
 
 def programs(

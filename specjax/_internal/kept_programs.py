@@ -36,6 +36,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from specjax._internal.processors import processors
+
 _DIGEST = 32  # bytes
 _KNOWN = ("specjax", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "llvmlite")
 """The packages whose version, or source, is part of a key."""
@@ -368,5 +370,5 @@ def _described(settings: tuple[tuple[str, str], ...]) -> str:
         for name, value in os.environ.items()
         if name.startswith(_SETTINGS) and "CACHE" not in name
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = processors()
     return repr((sys.version, versions, settings, environ, cores))

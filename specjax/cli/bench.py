@@ -18,6 +18,7 @@ from specjax.cli.entries import Entry, Work
 from specjax.cli.report import Facts, Measured, Row, label, print_categories, print_report
 from specjax.cli.result_files import write_aiperf, write_vllm
 from specjax.contract import Rule
+from specjax.drafters import on_demand
 from specjax.generation import Options, check_length, encode
 from specjax.measure import (
     PromptCounts,
@@ -239,7 +240,7 @@ def _entries(
                     f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway"
                 )
             own = models if kind in drafted else undrafted_models
-            drafter = make_drafter(kind, own, numbers)
+            drafter = on_demand(make_drafter(kind, own, numbers), False)
             if drafter.reader is not None:
                 work.check("draft", drafter.reader)
             drafts.append(_Drafts(kind, drafter, branching))

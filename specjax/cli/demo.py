@@ -10,6 +10,7 @@ import numpy as np
 
 import specjax
 from specjax.cli.colours import LEGEND, depths_of, painted
+from specjax.drafters import on_demand
 from specjax.generation import Prepared, Request, decode, prepare, read_file, warm_up
 from specjax.measure import Sample, Timed, medians, take_turns
 from specjax.options.command import parse
@@ -130,7 +131,8 @@ def main(prog: str, argv: list[str]) -> None:
     prompt = arguments.prompts(default=[str(each) for each in shipped])[0]
 
     def way(kind: str, temperature: float) -> _Way:
-        drafter = make_drafter(kind, models if kind in DRAFTED else undrafted, {})
+        own = models if kind in DRAFTED else undrafted
+        drafter = on_demand(make_drafter(kind, own, {}), False)
         request = Request(
             prompts=prompt, drafter=drafter, temperature=temperature, seed=arguments.seed,
             max_new_tokens=arguments.max_new_tokens,

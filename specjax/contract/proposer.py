@@ -42,6 +42,8 @@ class Context:
     # log-probabilities [B, M, K] of the K children of M parents, best first -> the logarithms of
     # their chances to be accepted once the parent is; None: those probabilities themselves
     survival: Callable[[Array], Array] | None = None
+    # [B] bool: rows whose trees are to be chains, where chances are learned; None: no row's
+    chains: Array | None = None
     # D -> tokens [B, D] that the rows' constraints force next, and how many [B]; None: there are no
     # constraints
     forced: Callable[[int], tuple[Array, Array]] | None = None
@@ -100,6 +102,8 @@ class Proposer(Part, Generic[ParamsT, StateT]):
     # It drafts with a model of its own from only committed tokens, and the first call of
     # `context.warp` is for the logits after the pending token.
     separable: bool = False
+    # A small program matters more than fast steps: one judgement serves all widths.
+    brief: bool = False
 
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 

@@ -17,7 +17,7 @@ _InnerT = TypeVar("_InnerT")
 
 _LIKE = (
     "num_nodes", "max_depth", "is_chain", "taps", "narrower", "estimates", "shares_cache",
-    "scratch", "point_mass", "asks_draft", "reads_documents", "resumes", "separable",
+    "scratch", "point_mass", "asks_draft", "reads_documents", "resumes", "separable", "brief",
 )  # fmt: skip
 
 

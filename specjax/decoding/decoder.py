@@ -325,9 +325,12 @@ class Decoder:
             return lambda made: read(made[1].staged)
 
         # Warping, drawing and judging take as long to compile as a pass of the target.
-        shared = self.rule.by_node and draw is None and len(widths) > 2
-        shared = shared and self.target.vocab_size > _SMALL
-        own = widths[:1] if shared else widths
+        by_node, large = self.rule.by_node and draw is None, self.target.vocab_size > _SMALL
+        own = widths
+        if by_node and self.proposer.brief:
+            own = ()
+        elif by_node and large and len(widths) > 2:
+            own = widths[:1]
         for index, width in enumerate(own):
             with jax.named_scope("fewer_drafts") if width < num_nodes else nullcontext():
                 made = apply_if(chosen == index, reader(width), made)
@@ -344,15 +347,17 @@ class Decoder:
             return ModelOutput(filled[0], filled[1], cache, filled[2])
 
         def many(made: _Made) -> _Made:
-            """Reads at one of the greater widths, and judges node by node."""
+            """Reads at one of the other widths, and judges node by node."""
             output = dataclasses.replace(made[1], logits=jnp.zeros_like(made[1].logits))
-            for index, width in enumerate(widths[1:], start=1):
+            for index, width in enumerate(widths[len(own) :], start=len(own)):
                 with jax.named_scope("fewer_drafts") if width < num_nodes else nullcontext():
                     output = apply_if(chosen == index, functools.partial(fill, width), output)
             verdict, logits = self._judge_nodes(state, proposal, tree, output, last + 1)
             return verdict, output, logits
 
-        if shared:
+        if not own:
+            made = many(made)
+        elif own != widths:
             made = apply_if(chosen > 0, many, made)
         verdict, output, logits = made
         return Verification(verdict, tree, output, logits)

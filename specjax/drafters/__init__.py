@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         adaptive,
         automatic,
         expecting,
+        on_demand,
         widths_of,
     )
     from specjax.drafters.arranging import CHAIN, arrange, as_chain
@@ -62,6 +63,7 @@ __all__ = [
     "load_drafter",
     "load_mtp",
     "make_drafter",
+    "on_demand",
     "open_drafter",
     "own_drafter",
     "own_shardings",

@@ -23,12 +23,19 @@ from specjax.proposers import (
     AdaptiveParams,
     Aligned,
     Calibrated,
+    Chain,
     FirstOf,
     NGram,
 )
 
 _LADDER = (1, 3, 5, 9, 17, 33)
 """Widths, in tokens that the target may read of a row, up to the depth of the drafts and one."""
+
+_FIRST = (4, 2)
+"""The drafts of the first calls on a CPU, of one row and of several, which rarely lose much.
+
+On other platforms a pass over all drafts costs little more, so first calls have all of them there.
+"""
 
 PRIOR = (0.5, 0.4)
 """Acceptance rates (shares) of lookup and drafter before anything was measured."""
@@ -45,6 +52,28 @@ class AdaptiveDrafter(Drafter):
     seconds: tuple[tuple[float, ...], ...] | None
     prior: tuple[float, float]
     contexts: tuple[int, ...] = ()  # the longest text of each row of `seconds`; (): there is one
+    on_demand: bool = False  # first calls have few options: see `begun`
+
+    def begun(self, rows: int) -> AdaptiveDrafter | None:
+        """Returns the drafter of the first calls for `rows` rows, whose program compiles sooner.
+
+        It has plain decoding, and one number of drafts of each part.  None: this drafter has no
+        more options than that, was not made to begin so, or has parts that cannot be shortened.
+        """
+        proposer, cpu = self.proposer, jax.default_backend() == "cpu"
+        if not self.on_demand or not proposer.is_chain or len(proposer.widths) < 3:
+            return None
+        depth = min(_FIRST[rows > 1] if cpu else proposer.max_depth, proposer.max_depth)
+        parts = [
+            None if part is None else _shortened(part, depth)
+            for part in (self.lookup, self.drafter)
+        ]
+        lookup, drafter = parts
+        if (lookup is None) != (self.lookup is None) or (drafter is None) != (self.drafter is None):
+            return None
+        inner = [None if part is None else part.proposer for part in parts]
+        made = Adaptive(*inner, widths=(1, depth + 1), brief=True)
+        return dataclasses.replace(self, proposer=made, lookup=lookup, drafter=drafter)
 
     @property
     def reader(self) -> LanguageModel | None:
@@ -70,6 +99,9 @@ class AdaptiveDrafter(Drafter):
         tenths = [1 + 0.1 * depth for _, depth in self.proposer.options]
         several = len(self.contexts) > 1
         seconds = self.seconds or [tenths] * max(1, len(self.contexts))
+        proposer = self.proposer
+        sizes = () if proposer.is_chain else (len(proposer.widths), len(proposer.chain_widths))
+        nothing = [jax.device_put(np.zeros((size, 2), np.float32)) for size in sizes]
         return AdaptiveParams(  # jnp.asarray would compile a program for each shape
             lookup=lookup,
             drafter=drafter,
@@ -78,7 +110,19 @@ class AdaptiveDrafter(Drafter):
             prior=jax.device_put(np.array(self.prior, np.float32)),
             pause=jax.device_put(np.full(2, PAUSE, np.int32)),
             contexts=jax.device_put(np.array(self.contexts, np.int32)) if several else None,
+            **dict(zip(("trees", "chains"), nothing, strict=False)),
         )
+
+
+def _shortened(part: Drafter, depth: int) -> Drafter | None:
+    """Returns prompt lookup or a chain with fewer drafts; None for another drafter."""
+    proposer = part.proposer
+    if isinstance(proposer, NGram | Chain):
+        return dataclasses.replace(part, proposer=dataclasses.replace(proposer, num_drafts=depth))
+    try:
+        return as_chain(part, depth)
+    except ValueError:  # it has no source, so its chains stay as they are
+        return None
 
 
 def automatic(
@@ -102,18 +146,33 @@ def automatic(
     lookup = expecting(num_drafts) if expects else NGram(num_drafts)
     own = _own_layer(target) if draft is None else None
     if own is not None:
-        return adaptive(as_chain(own, num_drafts), lookup)
+        return on_demand(adaptive(as_chain(own, num_drafts), lookup))
     if draft is None:
-        return adaptive(lookup=lookup)
+        return on_demand(adaptive(lookup=lookup))
     chain = make_drafter(target, draft, dtype=dtype, num_drafts=num_drafts)
     # Another tokenizer's draft has to read every token, in steps without drafts too.
-    return adaptive(chain, lookup) if chain.proposer.resumes else chain
+    return on_demand(adaptive(chain, lookup)) if chain.proposer.resumes else chain
 
 
-def expecting(num_drafts: int) -> Proposer:
-    """Returns a proposer for rows with expected texts, in which it looks up where a row differs."""
+def on_demand(drafter: Drafter, wanted: bool = True) -> Drafter:
+    """Returns an adaptive drafter whose first calls have few options, or all of them.
+
+    A program has a pass for each number of drafts, which takes about a second to compile for a
+    small model.  So the first calls have one number, and the others are compiled when the time
+    that they would have saved is as long as their compilation.  Another drafter is unchanged.
+    """
+    if not isinstance(drafter, AdaptiveDrafter):
+        return drafter
+    return dataclasses.replace(drafter, on_demand=wanted)
+
+
+def expecting(num_drafts: int, drawn: bool = False) -> Proposer:
+    """Returns a proposer for rows with expected texts, in which it looks up where a row differs.
+
+    With `drawn` what it looks up is drawn with the rule's noise, as for samples of other keys.
+    """
     last = Aligned(num_drafts)
-    found = FirstOf(Aligned(num_drafts, agreed=True), NGram(num_drafts))
+    found = FirstOf(Aligned(num_drafts, agreed=True), NGram(num_drafts, drawn=drawn))
     return FirstOf(found, last, last.narrower)
 
 

@@ -16,6 +16,7 @@ from specjax.drafters import (
     automatic,
     drafter_by_name,
     expecting,
+    on_demand,
 )
 from specjax.generation.request import DEPTH, Request
 from specjax.methods import (
@@ -136,7 +137,8 @@ def _auto(
         trees = not drafts.proposer.is_chain
         chain = as_chain(drafts, depth if numbered and trees else None)
         deep = chain.proposer.max_depth
-        chosen = adaptive(chain, expecting(deep) if request.expected is not None else None)
+        lookup = expecting(deep) if request.expected is not None else None
+        chosen = on_demand(adaptive(chain, lookup))
         # The tree of a plan has all of its drafts, and none of them is from a document.
         follows = trees and not numbered and request.documents is None and request.expected is None
         return _by_plan(target, chosen, drafts, temperature, context) if follows else chosen

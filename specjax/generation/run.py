@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from specjax.decoding import Logprobs, Summary, summarize
 from specjax.generation.prepared import Prepared, prepare
 from specjax.generation.request import Options, Prompts, Request, load_named, make_request
-from specjax.generation.warmup import Ready, warm_up
+from specjax.generation.warmup import Ready, count, warm_up
 from specjax.models import LanguageModel
 from specjax.overlap import OverlapState
 from specjax.parallel import to_host
@@ -185,7 +185,7 @@ def _output(
     prepared, learned, choices = ready.prepared, ready.learned, None
     if learned is not None:
         assert isinstance(state, DecodeState) and isinstance(prepared.decoder.proposer, Adaptive)
-        learned.learn(state)
+        count(ready, state, seconds)
         choices = Choices(prepared.decoder.proposer.options, learned.seconds.copy(), learned.spent)
     text, tokens, finish, ends, lengths = [], [], [], to_host(state.eos), prepared.lengths
     for row, new in enumerate(_new_tokens(state, lengths)):

@@ -17,6 +17,7 @@ import numpy as np
 from specjax._internal.checks import settle, shown, typed, whole
 from specjax.constraints import Grammar
 from specjax.decoding import WIDEST_TURN, Decoder, Held, RowInputs, Turns
+from specjax.drafters import on_demand
 from specjax.generation.prepared import Prepared, capacity_for, prepare
 from specjax.generation.request import Options, Prompts, load_named, make_request
 from specjax.generation.run import Output, TextStream, decode
@@ -201,7 +202,8 @@ class Session:
         )
         prepared = prepare(self.target, request, stream=stream)
         self._check_room(prepared)
-        return prepared
+        # The states of all turns have one form, so all options are compiled at once.
+        return dataclasses.replace(prepared, drafter=on_demand(prepared.drafter, False))
 
     def _check_room(self, prepared: Prepared) -> None:
         if len(prepared.lengths) != 1:

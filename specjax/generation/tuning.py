@@ -16,7 +16,7 @@ import numpy as np
 
 from specjax._internal.checks import typed, within
 from specjax.decoding import Decoder
-from specjax.drafters import AdaptiveDrafter, adaptive, as_chain, automatic, widths_of
+from specjax.drafters import AdaptiveDrafter, adaptive, as_chain, automatic, on_demand, widths_of
 from specjax.generation.prepared import Prepared, prepare
 from specjax.generation.request import Prompts, Request
 from specjax.generation.warmup import Ready, place, warm_up
@@ -281,7 +281,7 @@ def _together(
     """
     for one in given:
         if isinstance(one, LanguageModel):
-            made = automatic(target, one)
+            made = on_demand(automatic(target, one), False)
         else:
             try:
                 made = adaptive(as_chain(one))
@@ -289,7 +289,7 @@ def _together(
                 continue
         if isinstance(made, AdaptiveDrafter):
             return made, one
-    made = automatic(target)
+    made = on_demand(automatic(target), False)
     assert isinstance(made, AdaptiveDrafter)
     return made, None
 

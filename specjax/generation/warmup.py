@@ -3,6 +3,9 @@
 The first request of a kind reads its prompts twice: here, for a few steps that compile everything,
 and again in `decode`.  If its drafter is adaptive, what its options cost is measured from a copy of
 the state that was read here, or from other readings where there is no memory for a copy.
+
+A drafter that is `on_demand` begins with few options (`AdaptiveDrafter.begun`).  All of them are
+compiled by the call before which they would have saved as much time as that takes (`Demand`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import numpy as np
 
 from specjax._internal.collecting import collecting_rarely
 from specjax._internal.jit_cache import Recent, structure_of
-from specjax.decoding import Guided
+from specjax.decoding import Decoder, Guided
+from specjax.drafters import AdaptiveDrafter
 from specjax.generation.padding import pad_rows
 from specjax.generation.prepared import Prepared
 from specjax.overlap import Overlapped
@@ -32,9 +36,21 @@ from specjax.parallel import (
     layout,
     replicate,
     shard_params,
+    to_host,
 )
+from specjax.proposers import Adaptive
 from specjax.sampling import folded_keys
-from specjax.tuning import Learned, about, keep_costs, read_costs, read_plan, seconds_by_context
+from specjax.tuning import (
+    Demand,
+    Learned,
+    about,
+    keep_costs,
+    keep_demand,
+    read_costs,
+    read_demand,
+    read_plan,
+    seconds_by_context,
+)
 from specjax.types import ABSENT, DecodeState, Params
 
 WARM_STEPS = 16
@@ -44,6 +60,9 @@ slow the first time, and prompt lookup runs the wide pass only when it finds a m
 _LEAST_BUDGET, _SHARE = 2.0, 0.05
 """The seconds that the first request of a kind may measure what its options cost: at least, and as
 a share of the time for which it compiled."""
+
+_FIRST_BUDGET = 0.1
+"""The least seconds where there are few options, since there is little to choose."""
 
 _compiled: Recent[Hashable, Learned | None] = Recent()
 """The structures that were compiled, and what was learned of those that draft adaptively."""
@@ -94,6 +113,7 @@ def warm_up(prepared: Prepared) -> Ready:
 
     For a drafter that is adaptive, the first request of a kind also measures what its options cost.
     """
+    whole, prepared = prepared, _with_options(prepared)
     kind = _kind(prepared)
     if kind in _compiled:
         learned = _compiled.get(kind, lambda: None)  # used last now, as its programs are
@@ -104,9 +124,55 @@ def warm_up(prepared: Prepared) -> Ready:
         if isinstance(ready.runner, Overlapped):
             ready = _compile_apart(ready, ready.runner)
         if not isinstance(ready.runner, Overlapped):
-            learned = _compile(ready, started)
+            learned = _compile(ready, started, whole)
     _compiled.get(kind, lambda: learned)
+    if learned is not None and prepared is whole:
+        _take_over(learned, whole)
     return _with_learned(ready, learned, time.perf_counter() - started)
+
+
+def _few(prepared: Prepared) -> Prepared | None:
+    """Returns a request with the options of the first calls; None if it has all of them at once."""
+    drafter = prepared.drafter
+    if not prepared.learns or not isinstance(drafter, AdaptiveDrafter):
+        return None
+    begun = drafter.begun(len(prepared.lengths))
+    if begun is None or prepared.overlapped is not None or not prepared.decoder.rule.fixes_text():
+        return None
+    decoder = dataclasses.replace(prepared.decoder, proposer=begun.proposer)
+    return dataclasses.replace(prepared, decoder=decoder, drafter=begun)
+
+
+def _with_options(prepared: Prepared) -> Prepared:
+    """Returns the request with all of its options, or with those of the first calls."""
+    few = _few(prepared)
+    if few is None or _kind(prepared) in _compiled:
+        return prepared
+    kind = _kind(few)
+    if kind in _compiled:
+        learned = _compiled.get(kind, lambda: None)
+    else:
+        known = _known(prepared)
+        if read_plan(about(*known)) is not None or read_costs(*known) is not None:
+            return prepared
+        demand = read_demand(*_known(few))
+        return prepared if demand is not None and demand.pays else few
+    demand = None if learned is None else learned.demand
+    return prepared if demand is not None and demand.pays else few
+
+
+def _take_over(learned: Learned, whole: Prepared) -> None:
+    """Takes what the first calls have learned of acceptance."""
+    few = _few(whole)
+    kind = None if few is None else _kind(few)
+    before = _compiled.get(kind, lambda: None) if kind in _compiled else None
+    if before is not None and not learned.judged.any():
+        learned.prior, learned.judged = before.prior.copy(), before.judged.copy()
+
+
+def _known(prepared: Prepared) -> tuple[Decoder, int, bool, int]:
+    """Returns all that the costs depend on, beside the machine."""
+    return prepared.decoder, len(prepared.lengths), prepared.samples, prepared.context
 
 
 def _with_learned(ready: Ready, learned: Learned | None, seconds: float) -> Ready:
@@ -130,12 +196,15 @@ def _kind(prepared: Prepared) -> Hashable:
     )  # fmt: skip
 
 
-def _compile(ready: Ready, started: float) -> Learned | None:
-    """Compiles by a prefill and a few steps, and measures the costs of the drafter's options."""
+def _compile(ready: Ready, started: float, whole: Prepared) -> Learned | None:
+    """Compiles by a prefill and a few steps, and measures the costs of the drafter's options.
+
+    `whole` is the request with all of its options.
+    """
     prepared = ready.prepared
     learned, known = None, ()
     if prepared.learns:
-        known = prepared.decoder, len(prepared.lengths), prepared.samples, prepared.context
+        known = _known(prepared)
         learned = read_plan(about(*known)) or read_costs(*known)
     measures = prepared.learns and learned is None
     # Rows of a grammar end, so they are measured without it, from another reading of the prompts.
@@ -152,7 +221,8 @@ def _compile(ready: Ready, started: float) -> Learned | None:
     del state  # before there is another one
     if measures:
         measuring = time.perf_counter()
-        budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
+        least = _LEAST_BUDGET if prepared is whole else _FIRST_BUDGET
+        budget = max(least, _SHARE * (measuring - started))
         seconds, longer = seconds_by_context(
             prepared.decoder, ready.params, restart, budget,
             int(prepared.lengths.max()), prepared.context,
@@ -160,7 +230,34 @@ def _compile(ready: Ready, started: float) -> Learned | None:
         prior = np.array(ready.params.proposer.prior)
         learned = Learned(seconds, prior, time.perf_counter() - measuring, longer=longer)
         keep_costs(learned, *known)
+    if learned is not None and prepared is not whole:
+        learned.demand = read_demand(*known)
+        if learned.demand is None:
+            few, every = (one.decoder.proposer.narrower for one in (prepared, whole))
+            took = (time.perf_counter() - started) * (len(every) + 1) / (len(few) + 1)
+            depths = (*(width - 1 for width in every[1:]), whole.decoder.proposer.max_depth)
+            learned.demand = Demand(depths, took)
+            keep_demand(learned.demand, *known)
     return learned
+
+
+def count(ready: Ready, state: DecodeState, seconds: float) -> None:
+    """Takes what a finished request says of acceptance, and of options that are not compiled."""
+    learned, prepared = ready.learned, ready.prepared
+    if learned is None:
+        return
+    if learned.demand is not None:
+        proposer, parts = prepared.decoder.proposer, state.proposer.rates_by_part()
+        assert isinstance(proposer, Adaptive)
+        sums = {part: to_host(rates.slow).sum(0) for part, rates in parts.items()}
+        judged = {part: (float(of), float(accepted)) for part, (of, accepted) in sums.items()}
+        drafting, passes = to_host((state.stats.drafting.sum(), state.stats.target_passes.sum()))
+        learned.demand.count(
+            proposer.options, learned.seconds, judged, learned.prior,
+            float(drafting) / max(float(passes), 1.0), seconds,
+        )  # fmt: skip
+        keep_demand(learned.demand, *_known(prepared))
+    learned.learn(state)
 
 
 def _compile_apart(ready: Ready, apart: Overlapped) -> Ready:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         summed_norm_on_gpu,
     )
     from specjax.kernels.grouped import coding_of, few_rows_of_codes, takes_codes
+    from specjax.kernels.layer_calls import takes_layers, whole_layers
+    from specjax.kernels.layer_forms import LayersForm
     from specjax.kernels.narrow import (
         few_rounded_rows,
         few_rows,
@@ -55,6 +57,7 @@ __all__ = [
     "MOST_TOKENS",
     "Coding",
     "GpuCodes",
+    "LayersForm",
     "coding_of",
     "few_experts_on_gpu",
     "few_queries",
@@ -76,6 +79,7 @@ __all__ = [
     "takes_attention_on_gpu",
     "takes_codes",
     "takes_experts_on_gpu",
+    "takes_layers",
     "takes_pages",
     "takes_pages_on_tpu",
     "takes_random_bits",
@@ -83,6 +87,7 @@ __all__ = [
     "takes_stacked",
     "together",
     "usable",
+    "whole_layers",
     "write_pages",
     "write_pages_on_tpu",
     "writes_pages",

@@ -19,6 +19,7 @@ from llvmlite import ir
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import Machine
 from specjax.kernels.mixing import BLOCK, TOGETHER, Memory, Mixing
+from specjax.kernels.pieces import Piece
 
 _LINE = 64  # bytes of a line of the processor's cache
 
@@ -54,7 +55,8 @@ class Attention:
 
     @property
     def name(self) -> str:
-        return f"attention_{self.dtype}_{self.dim}"
+        pages = "" if self.page is None else f"_pages_of_{self.page}"
+        return f"attention_{self.dtype}_{self.dim}{'_capped' if self.capped else ''}{pages}"
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
         batch, width, heads, _, slots, _ = sizes
@@ -69,18 +71,27 @@ class Attention:
         equal = b.icmp_signed("==", b.srem(groups, wanted), word(0))
         return b.mul(pairs, b.select(equal, wanted, groups))
 
-    def function(self, module: ir.Module) -> ir.Function:
+    @property
+    def pieces(self) -> Sequence[Piece]:
         element = FLOAT if self.dtype == "float32" else INT16
         table = () if self.page is None else (INT32,)
         kinds = (FLOAT, element, element, INT8, FLOAT, *table, FLOAT)
         places = [kind.as_pointer() for kind in kinds]
-        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 8])
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
-        for pointer in function.args[: self.buffers]:
-            pointer.add_attribute("noalias")
-        _Part(self, function).write_all()
-        return function
+
+        def write(function: ir.Function) -> None:
+            _Part(self, function).write_all()
+
+        return (
+            Piece(
+                f"specjax_{self.name}_{self.machine.name}_part",
+                (*places, *[WORD] * 8),
+                self.buffers,
+                write,
+            ),
+        )
+
+    def function(self, module: ir.Module) -> ir.Function:
+        return self.pieces[0].declare(module)
 
 
 class _Part:

@@ -63,7 +63,8 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
         ):
             stop = b.add(begin, emit.whole(b.sub(end, begin), width))
             with emit.loop(begin, stop, width) as (j, _, _):
-                for group in groups:
+                # Columns behind the last vector are few, and LLVM takes its time for each size.
+                for group in groups if kind == vector else [(word(0), of.rows, 1)]:
                     with emit.loop(*group) as (m, _, _):
                         add(k, deep, j, vectors, kind, m, group[2])
             begin = stop

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import platform
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,9 @@ from specjax.kernels.coding import VNNI, Coding
 from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
+from specjax.kernels.layer_forms import LayersForm
+from specjax.kernels.layering import Layers
+from specjax.kernels.pieces import Joined
 from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.kernels.rounded_rows import RoundedRows
 from specjax.kernels.sharing import Work, handler
@@ -74,6 +78,14 @@ def rounded_rows(dtype: str) -> str:
     return _registered(f"specjax_rounded_rows_{dtype}", RoundedRows(), "rounded_rows", dtype)
 
 
+def layers(dtype: str, form: LayersForm) -> str:
+    """Returns the name as `product`, for whole layers; `dtype` is that of the matrices."""
+    if dtype == "int8" and VNNI not in byte_lanes():
+        raise ValueError("this processor does not multiply bytes by VNNI")
+    work = Layers(form, machine())
+    return _registered(f"specjax_layers_{form.name}", work, "layers", dtype, form)
+
+
 def random_bits(dtype: str) -> str:
     """Returns the name as `product`, for random numbers of this dtype, which is uint32."""
     work = RandomBits(machine().lanes)
@@ -101,6 +113,18 @@ def register(work: Work, target: str) -> str:
 
 def address_of(work: Work, target: str) -> int:
     """Returns the address of the function `target`, which XLA calls for a work."""
+    for piece in work.pieces if isinstance(work, Joined) else ():
+        if piece.name not in _pieces:
+            binding.add_symbol(piece.name, _compiled(piece.name, piece.define))
+            _pieces.add(piece.name)
+    return _compiled(target, lambda module: handler(module, work, target))
+
+
+_pieces: set[str] = set()
+
+
+def _compiled(name: str, write: Callable[[ir.Module], None]) -> int:
+    """Returns the address of the function `name` in a module that `write` fills."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     found = binding.get_host_cpu_features()
@@ -110,9 +134,9 @@ def address_of(work: Work, target: str) -> int:
     chip = binding.Target.from_default_triple().create_target_machine(
         cpu=cpu, features=features, opt=3
     )
-    module = ir.Module(target)
+    module = ir.Module(name)
     module.triple = binding.get_process_triple()
-    handler(module, work, target)
+    write(module)
     text = str(module)
     versions = llvmlite.__version__, ".".join(map(str, binding.llvm_version_info))
     place = place_of(text, cpu, features, *versions)
@@ -128,7 +152,7 @@ def address_of(work: Work, target: str) -> int:
     # LLVM asks for the code of the module before it makes it, and otherwise hands it over.
     engine.set_object_cache(lambda _, made: write_code(place, made), lambda _: code)
     engine.finalize_object()
-    address = engine.get_function_address(target)
+    address = engine.get_function_address(name)
     engine.detach()  # the code stays until the process ends, since XLA's threads may be in it
     return address
 

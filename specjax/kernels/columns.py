@@ -9,7 +9,8 @@ from llvmlite import ir
 
 from specjax.kernels.emitting import INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Form, Machine
-from specjax.kernels.loops import kernel
+from specjax.kernels.loops import loops
+from specjax.kernels.pieces import Piece
 
 _SHARES = 2
 """Parts for each thread, so that a thread that begins late does less."""
@@ -48,9 +49,14 @@ class Product:
     def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
         return emit.least(emit.b.mul(threads, word(_SHARES)), worth)
 
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return (loops(self.form, self.machine),)
+
     def function(self, module: ir.Module) -> ir.Function:
-        loops = kernel(module, self.form, self.machine)
-        places = [argument.type for argument in loops.args[:3]]
+        (piece,) = self.pieces
+        multiply = piece.declare(module)
+        places = [argument.type for argument in multiply.args[:3]]
         if self.stacked:
             places.insert(2, INT32.as_pointer())
         signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 7])
@@ -63,7 +69,7 @@ class Product:
             w = b.gep(w, [b.mul(b.sext(b.load(number), WORD), b.mul(inner, stride))])
         first, last = share_of(emit, count, part, parts)
         every = b.mul(rows, tokens)
-        b.call(loops, [x, w, y, first, last, every, inner, stride, count])
+        b.call(multiply, [x, w, y, first, last, every, inner, stride, count])
         b.ret_void()
         return function
 

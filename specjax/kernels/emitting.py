@@ -154,6 +154,10 @@ class Emitter:
         kind = numbers.type
         return self.b.call(self._intrinsic(f"rint.v{kind.count}f32", kind, [kind]), [numbers])
 
+    def root(self, number: Value) -> Value:
+        """Returns the square root of a float32 number."""
+        return self.b.call(self._intrinsic("sqrt.f32", FLOAT, [FLOAT]), [number])
+
     def amx(self, name: str, *arguments: Value | int) -> None:
         """Calls an instruction of AMX; whole numbers are tiles."""
         given = [ir.Constant(INT8, each) if isinstance(each, int) else each for each in arguments]

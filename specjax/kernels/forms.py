@@ -16,6 +16,10 @@ class Machine:
     lanes: int
     registers: int
 
+    @property
+    def name(self) -> str:
+        return f"{self.lanes}_{self.registers}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Form:

@@ -15,30 +15,29 @@ from specjax.kernels.blocks import block
 from specjax.kernels.dots import dots
 from specjax.kernels.emitting import FLOAT, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import Form, Machine, Operands
+from specjax.kernels.pieces import Piece
 from specjax.kernels.streaming import FEW, stream
 
 _TILE = 1024
 """Columns whose sums stay in the L1 cache while all rows of the matrix pass."""
 
 
-def kernel(module: ir.Module, form: Form, machine: Machine) -> ir.Function:
-    """Builds f(x, w, y, first, last, rows, inner, stride, count): columns of y = x @ w.
+def loops(form: Form, machine: Machine) -> Piece:
+    """Returns f(x, w, y, first, last, rows, inner, stride, count): columns of y = x @ w.
 
     x is [rows, inner] and y [rows, count].  w is [inner, stride] by columns, else [stride, inner].
     """
+
+    def write(function: ir.Function) -> None:
+        emit = Emitter(function)
+        x, w, y, first, last, *sizes = function.args
+        (_columns if form.by_columns else dots)(
+            emit, form, machine, Operands(x, w, y, *sizes), first, last
+        )
+        emit.b.ret_void()
+
     pointers = [kind.as_pointer() for kind in (form.row, form.weight, form.result)]
-    signature = ir.FunctionType(ir.VoidType(), [*pointers, *[WORD] * 6])
-    function = ir.Function(module, signature, f"{form.name}_loops")
-    function.linkage = "internal"
-    for pointer in function.args[:3]:
-        pointer.add_attribute("noalias")
-    emit = Emitter(function)
-    x, w, y, first, last, *sizes = function.args
-    (_columns if form.by_columns else dots)(
-        emit, form, machine, Operands(x, w, y, *sizes), first, last
-    )
-    emit.b.ret_void()
-    return function
+    return Piece(f"specjax_loops_{form.name}_{machine.name}", (*pointers, *[WORD] * 6), 3, write)
 
 
 def _columns(

@@ -12,7 +12,7 @@ MOST_TOKENS = 16
 """The most tokens of a kernel: more are bound by computation, where XLA's products are faster."""
 
 _TYPES = ("float32", "bfloat16")
-_LARGEST = 512  # the loops over the numbers of a head are partly written out
+LARGEST = 512  # the loops over the numbers of a head are partly written out
 
 
 def takes_attention(query: Array, keys: Array, softcap: float | None) -> bool:
@@ -25,7 +25,7 @@ def fits(query: Array, keys: Array) -> bool:
     _, width, heads, dim = query.shape
     return (
         0 < width <= MOST_TOKENS
-        and 0 < dim <= _LARGEST
+        and 0 < dim <= LARGEST
         and query.size > 0
         and heads % keys.shape[1] == 0
         and keys.dtype.name in _TYPES

@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from specjax.kernels.columns import share_of
 from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.pieces import Piece
 
 EACH = 16
 """The inputs of a matrix are a multiple of it."""
@@ -47,15 +48,16 @@ class RoundedRows:
     def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
         return emit.least(threads, worth)
 
-    def function(self, module: ir.Module) -> ir.Function:
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        def write(function: ir.Function) -> None:
+            _Part(function).write_all()
+
         places = [kind.as_pointer() for kind in (FLOAT, INT8, FLOAT, FLOAT)]
-        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 6])
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
-        for pointer in function.args[: self.buffers]:
-            pointer.add_attribute("noalias")
-        _Part(function).write_all()
-        return function
+        return (Piece(f"specjax_{self.name}_part", (*places, *[WORD] * 6), self.buffers, write),)
+
+    def function(self, module: ir.Module) -> ir.Function:
+        return self.pieces[0].declare(module)
 
 
 class _Part:

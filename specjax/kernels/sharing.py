@@ -7,19 +7,23 @@ interface, fields are only added at the end of its structures.
 The caller makes a job and schedules a task for each other thread.  All of them take the next part
 until none is left, so a thread that is busy elsewhere delays no other: the others take its parts.
 The last one to leave frees the job.
+
+Parts are taken in their order.  So a part may wait until the parts before it are done, and a work
+may consist of phases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from llvmlite import ir
 
 from specjax.kernels.emitting import INT8, INT32, WORD, Emitter, Value, word
 
 # Offsets in bytes.
-_EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS = 8, 16, 24, 72, 112  # of a frame
+_EXTENSION, _API, _CONTEXT = 8, 16, 24  # of a frame
+_COUNT_ARGUMENTS, _ARGUMENTS, _RESULTS = 56, 72, 112  # too
 _METADATA = 24  # of an extension
 _MAJOR, _MINOR = 24, 28  # of metadata
 _SCHEDULE, _COUNT_THREADS = 136, 144  # of the table of functions
@@ -67,6 +71,27 @@ class Work(Protocol):
         ...
 
 
+@runtime_checkable
+class Phased(Work, Protocol):
+    """A work whose parts wait for one another, with buffers that are repeated for each layer.
+
+    XLA passes `buffers - results` arguments and then the arguments of each layer; and `results`
+    results and then those of each layer.  The function gets three words before its part: the
+    address of the number of parts that are done; the address of the table of the layers' buffers,
+    in which a layer has its arguments and then its results; and `threads`, as `parts` got it.
+
+    Attributes:
+      results: the number of results that no layer has for itself.
+      each: the numbers of arguments and of results that a layer has.
+    """
+
+    @property
+    def results(self) -> int: ...
+
+    @property
+    def each(self) -> tuple[int, int]: ...
+
+
 class _Handler(Emitter):
     def field(self, base: Value, offset: int) -> Value:
         return self.b.load(self.address(base, offset))
@@ -110,8 +135,10 @@ def handler(module: ir.Module, work: Work, name: str) -> None:
             b.store(ir.Constant(INT32, value), emit.address(metadata, offset, INT32))
         b.ret(word(0))
     arguments, results = emit.field(frame, _ARGUMENTS), emit.field(frame, _RESULTS)
-    buffers = [emit.field(arguments, 8 * i) for i in range(work.buffers - 1)]
-    buffers.append(emit.field(results, 0))
+    made = work.results if isinstance(work, Phased) else 1
+    given = work.buffers - made
+    buffers = [emit.field(arguments, 8 * i) for i in range(given)]
+    buffers += [emit.field(results, 8 * i) for i in range(made)]
     sizes = [emit.field(emit.field(buffers[i], _SIZES), 8 * axis) for i, axis in work.sizes]
     api, context = emit.field(frame, _API), emit.field(frame, _CONTEXT)
     threads = b.alloca(WORD)
@@ -125,9 +152,28 @@ def handler(module: ir.Module, work: Work, name: str) -> None:
 
     places = [emit.field(buffer, _DATA) for buffer in buffers]
     begin = [parts, word(0), word(0), users, *places, *sizes]
-    job = b.ptrtoint(b.call(emit.c("malloc"), [word(8 * len(begin))]), WORD)
+    begin += [most] * isinstance(work, Phased)
+    taken, layers = word(8 * len(begin)), word(0)
+    if isinstance(work, Phased):
+        both = word(sum(work.each))
+        own = b.sub(emit.field(frame, _COUNT_ARGUMENTS), word(given))
+        layers = b.sdiv(own, word(work.each[0]))
+        taken = b.add(taken, b.mul(b.mul(layers, both), word(8)))
+    job = b.ptrtoint(b.call(emit.c("malloc"), [taken]), WORD)
     for i, value in enumerate(begin):
         b.store(value, emit.address(job, 8 * i))
+    if isinstance(work, Phased):
+        table = emit.address(job, 8 * len(begin))
+        with emit.loop(word(0), layers, 1) as (layer, _, _):
+            row = b.gep(table, [b.mul(layer, word(sum(work.each)))])
+            before = 0
+            sides = (arguments, given, work.each[0]), (results, made, work.each[1])
+            for side, skipped, count in sides:
+                for i in range(count):
+                    number = b.add(b.mul(layer, word(count)), word(skipped + i))
+                    place = emit.field(b.add(side, b.mul(number, word(8))), 0)
+                    b.store(emit.field(place, _DATA), b.gep(row, [word(before + i)]))
+                before += count
     with emit.loop(word(1), users, 1):
         error = emit.ask(api, _SCHEDULE, context, b.ptrtoint(task, WORD), job)
         with b.if_then(b.icmp_signed("!=", error, word(0))):  # nobody will come
@@ -139,9 +185,29 @@ def handler(module: ir.Module, work: Work, name: str) -> None:
         _leave(emit, job)
         b.ret(word(0))
         b.position_at_end(going_on)
-        with b.if_then(b.icmp_signed("==", b.srem(turn, word(_SPINS)), word(_SPINS - 1))):
-            b.call(emit.c("sched_yield"), [])
+        let_others_run(emit, turn)
     b.unreachable()
+
+
+def wait_for(emit: Emitter, done: Value, count: Value) -> None:
+    """Waits until `count` parts are done, in the function of a `Phased` work."""
+    b = emit.b
+    after = b.append_basic_block()
+    with emit.loop(word(0), word(2**62), 1) as (turn, _, _):
+        enough = b.icmp_signed(">=", b.load_atomic(done, "acquire", 8), count)
+        going_on = b.append_basic_block()
+        b.cbranch(enough, after, going_on)
+        b.position_at_end(going_on)
+        let_others_run(emit, turn)
+    b.unreachable()
+    b.position_at_end(after)
+
+
+def let_others_run(emit: Emitter, turn: Value) -> None:
+    """Lets other threads of the system run, once in `_SPINS` turns of a loop that waits."""
+    b = emit.b
+    with b.if_then(b.icmp_signed("==", b.srem(turn, word(_SPINS)), word(_SPINS - 1))):
+        b.call(emit.c("sched_yield"), [])
 
 
 def _share(module: ir.Module, work: Work) -> ir.Function:
@@ -153,6 +219,10 @@ def _share(module: ir.Module, work: Work) -> ir.Function:
     b = emit.b
     after = range(_COUNTERS, _COUNTERS + work.buffers + len(work.sizes))
     words = [emit.field(job, 8 * i) for i in after]
+    own: list[Value] = []
+    if isinstance(work, Phased):
+        own = [emit.address(job, 8 * at) for at in (_DONE, after.stop + 1)]
+        own.append(emit.field(job, 8 * after.stop))
     places = [
         b.inttoptr(word, argument.type)
         for word, argument in zip(words[: work.buffers], does.args, strict=False)
@@ -161,7 +231,7 @@ def _share(module: ir.Module, work: Work) -> ir.Function:
     with emit.loop(word(0), word(2**62), 1):
         part = emit.count(job, _NEXT, 1)
         finished = emit.whenever(b.icmp_signed("<", part, parts))
-        b.call(does, [*places, part, parts, *words[work.buffers :]])
+        b.call(does, [*places, *own, part, parts, *words[work.buffers :]])
         emit.count(job, _DONE, 1)
         following = b.block
         b.position_at_end(finished)

@@ -35,6 +35,13 @@ if TYPE_CHECKING:
         splits_layers,
     )
     from specjax.models.feed_forward import MLP, Stacks, grouped, in_tiles
+    from specjax.models.int8 import (
+        Int8,
+        cpu_int8_dot_general,
+        gpu_int8_dot_general,
+        int8_dot_general,
+        int8_form,
+    )
     from specjax.models.language_model import OFF, LanguageModel
     from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
     from specjax.models.mixers import Attention, AttentionSizes, Latent, LatentAttention
@@ -48,12 +55,7 @@ if TYPE_CHECKING:
         gpu_dot_general,
     )
     from specjax.models.quantised import (
-        Int8,
-        cpu_int8_dot_general,
         for_several_devices,
-        gpu_int8_dot_general,
-        int8_dot_general,
-        int8_form,
         quantise,
         quantised_form,
         round_activations,
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
         shapes_of,
     )
     from specjax.models.vocabulary import on_target
+    from specjax.models.whole_layers import form_of_layers, run_whole_layers, together_or_apart
 
 _moved = forward(
     __name__,
@@ -131,6 +134,7 @@ __all__ = [
     "dot_general_on",
     "float32_dot_general",
     "for_several_devices",
+    "form_of_layers",
     "from_function",
     "from_linen",
     "from_nnx",
@@ -160,7 +164,9 @@ __all__ = [
     "route",
     "run_layer",
     "run_layers",
+    "run_whole_layers",
     "shapes_of",
     "splits_layers",
+    "together_or_apart",
     "with_exact_states",
 ]

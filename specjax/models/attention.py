@@ -82,10 +82,13 @@ def attend(
     if isinstance(values, Pages):
         page = values.page
         mix = blocks(min(slots, max(BLOCK_SLOTS // page, 1) * page))
-        if isinstance(keys, Pages) and isinstance(query, jax.Array) and not values.split:
-            if kernels.takes_pages_on_tpu(query, keys.pool, values.pool):
+        if not values.split and all(map(_is_pages, _parts(keys))):
+            # The values of latent attention are its first keys, and are read once for both.
+            joined = values is _parts(keys)[0]
+            pools = tuple(part.pool for part in _parts(keys))
+            if kernels.takes_pages_on_tpu(tuple(queries), pools, None if joined else values.pool):
                 other = functools.partial(_by_group, mix)
-                of_pages = functools.partial(_of_pages_on_tpu, factor, softcap)
+                of_pages = functools.partial(_of_pages_on_tpu, factor, softcap, joined)
                 return on_tpu(of_pages, other, query, keys, values, visible, sinks)
     elif width >= _WIDE and slots > BLOCK_SLOTS:
         mix = blocks(BLOCK_SLOTS)
@@ -99,15 +102,22 @@ def attend(
 def _of_pages_on_tpu(
     scale: float,
     softcap: float | None,
-    query: Array,
+    joined: bool,
+    query: Any,
     keys: Any,
     values: Any,
     visible: Array,
     sinks: Array | None,
 ) -> Array:
+    pools = tuple(part.pool for part in _parts(keys))
     return kernels.few_queries_of_pages_on_tpu(
-        query, keys.pool, values.pool, keys.table, visible, scale, softcap, sinks
-    )
+        _parts(query), pools, None if joined else values.pool, values.table, visible, scale,
+        softcap, sinks,
+    )  # fmt: skip
+
+
+def _parts(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))

@@ -78,14 +78,18 @@ class Rope:
         freq = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned))
         return SCALINGS[self.kind](self, freq).astype(np.float32)
 
-    def rotations(self, positions: Array, dim: int) -> tuple[Array, ...]:
+    def rotations(self, positions: Array, dim: int, held: bool = False) -> tuple[Array, ...]:
         """Maps [B, N] positions to cosines and sines, each [B, N, 1, R / 2] float32.
 
         A rope with `growth` adds the factors of the queries, [B, N, 1, 1] float32.
+
+        Args:
+          held: what reads them takes arrays, as a kernel of our own does, so XLA computes them once
+            in any case.
         """
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
         found = jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude
-        if self.kind != "none":
+        if self.kind != "none" and not held:
             forms = {"cpu": _computed_once, "cuda": _by_one_kernel, "rocm": _by_one_kernel}
             found = by_platform(forms, jax.lax.optimization_barrier, found)
         if not self.growth:

@@ -40,6 +40,7 @@ from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.packed import is_packed
 from specjax.models.products import dot_general, gpu_dot_general
 from specjax.models.vocabulary import on_target
+from specjax.models.whole_layers import form_of_layers, run_whole_layers, together_or_apart
 from specjax.types import ModelOutput
 
 if TYPE_CHECKING:
@@ -314,14 +315,34 @@ class Transformer(nn.Module):
         pends = cache is not None and self._pends(tokens)
         each = sorted(set(first_of_kinds(c))) if self.once else range(c.num_layers)
         layers = [block(c, i, dense, self.attend, pends, name=f"layer_{i}") for i in each]
-        called: Sequence[Callable[..., tuple[Any, Written]]] = layers
         watched = self.is_initializing() or self.is_mutable_collection("intermediates")
-        if isinstance(x, Tracer) and not (self.remat or watched):
-            called = traced_by_kind(c, layers, self.variables["params"])
-        streams, cache = run_layers(
-            c.keep(each) if self.once else c, called, x, positions, cache, mask, embedded,
-            self.triton and not watched,
-        )  # fmt: skip
+        alone = self.remat or watched
+        held = None if alone else [self.variables["params"][f"layer_{i}"] for i in each]
+
+        def one_by_one(
+            held: Sequence[Mapping[str, Any]] | None,
+            x: Array,
+            positions: Array,
+            cache: Any,
+            mask: Array | None,
+        ) -> tuple[list[Array], KVCache | HybridCache | None]:
+            called: Sequence[Callable[..., tuple[Any, Written]]] = layers
+            if held is not None and isinstance(x, Tracer):
+                called = traced_by_kind(c, layers, held)
+            return run_layers(
+                c.keep(each) if self.once else c, called, x, positions, cache, mask, embedded,
+                self.triton and not watched,
+            )  # fmt: skip
+
+        inputs = held, x, positions, cache, mask
+        form = None
+        if held is not None:
+            form = form_of_layers(c, self.dot_general, self.attend, held, x, cache)
+        if form is None:
+            streams, cache = one_by_one(*inputs)
+        else:
+            together = functools.partial(run_whole_layers, form, c)
+            streams, cache = together_or_apart(together, one_by_one, *inputs)
         x = streams[-1]
         if pends:
             streams[-1], hidden = Norm(c, name="norm")(x)
@@ -387,7 +408,7 @@ def _is_int8(leaf: object) -> bool:
 
 
 def traced_by_kind(
-    c: TransformerConfig, layers: Sequence[Layer], params: Mapping[str, Any]
+    c: TransformerConfig, layers: Sequence[Layer], params: Sequence[Mapping[str, Any]]
 ) -> list[Callable[..., tuple[Array, Written]]]:
     """Layers as functions, of which those of one kind share a trace and its lowering.
 
@@ -397,7 +418,7 @@ def traced_by_kind(
     Args:
       c: the configuration of the layers.
       layers: of a module.
-      params: that module's, with `layer_0` and so on.
+      params: of each layer.
     """
     firsts = first_of_kinds(c)
 
@@ -407,7 +428,7 @@ def traced_by_kind(
 
     functions = {i: function(layers[i]) for i in set(firsts)}
     return [
-        functools.partial(functions[first], params[f"layer_{i}"]) for i, first in enumerate(firsts)
+        functools.partial(functions[first], own) for first, own in zip(firsts, params, strict=True)
     ]
 
 

@@ -149,12 +149,12 @@ def choose(options: ModelOptions, rule: str | None = None, draft_mesh: bool = Fa
     proposer = getattr(options, "proposer", None)
     if proposer is not None:
         return proposer
-    if options.drafter is not None:
-        return "drafter"
     if draft_mesh:
         return "draft"
     if rule is not None and specjax.RULES[rule].fixes_text() and not given(options):
         return "auto"
+    if options.drafter is not None:
+        return "drafter"
     return "draft" if options.draft is not None or options.target is None else "ngram"
 
 

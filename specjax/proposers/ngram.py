@@ -14,6 +14,7 @@ from specjax._internal.prefix_sums import leading
 from specjax.contract import Context, Proposer
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.shapes import check_num_drafts
+from specjax.sampling import argmax
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -31,6 +32,12 @@ class NGram(Proposer[None, OwnText]):
     tokens, as in plain decoding.  With `may_abstain=False` every pass has the same width, so that
     its logits have the same bits.
 
+    With `drawn` the first draft is not that of the most recent match: it is drawn from the tokens
+    that follow all matches of this length, with the noise of the rule.  Under `match` it is then
+    the target's token as often as the two distributions allow (Daliri et al. 2024, arXiv
+    2408.07978, theorem 1); the other drafts copy what follows its most recent match.  Texts are
+    exact, as always.  It suits documents that are samples themselves, such as old rollouts.
+
     Reference: Saxena 2023, "Prompt lookup decoding".
 
     Example:
@@ -41,6 +48,7 @@ class NGram(Proposer[None, OwnText]):
     max_ngram: int = 4
     min_ngram: int = 2
     may_abstain: bool = True
+    drawn: bool = False
     is_chain = True
     point_mass = True
     reads_documents = True
@@ -49,6 +57,7 @@ class NGram(Proposer[None, OwnText]):
         check_num_drafts(self.num_drafts)
         within("max_ngram", self.max_ngram, 1)
         within("min_ngram", self.min_ngram, 1, self.max_ngram, ", the max_ngram")
+        flag("drawn", self.drawn)
         narrower = (1,) if flag("may_abstain", self.may_abstain) else ()
         self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts, narrower=narrower)
 
@@ -59,14 +68,21 @@ class NGram(Proposer[None, OwnText]):
         return state.first(count)
 
     def propose(self, params: None, state: OwnText, context: Context) -> tuple[Proposal, OwnText]:
-        tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, context.pending)
+        noise = None
+        if self.drawn:
+            node = jnp.zeros(1, jnp.int32)
+            noise = context.noise(node, node)[:, 0]
+        rows = state.tokens, state.length, context.pending, noise
+        tokens, parent = jax.vmap(self._look_up)(*rows)
         return Proposal(tokens, parent, point_mass=True), state
 
     def observe(self, params: None, state: OwnText, block: Block) -> OwnText:
         return state.append(block)
 
-    def _look_up(self, text: Array, length: Array, pending: Array) -> tuple[Array, Array]:
-        """Returns tokens and parents [N] of one row.
+    def _look_up(
+        self, text: Array, length: Array, pending: Array, noise: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Returns tokens and parents [N] of one row; `noise` [V] draws the first draft.
 
         The suffix ends with the pending token, which is put into slot `length`.
         """
@@ -83,7 +99,12 @@ class NGram(Proposer[None, OwnText]):
             same = same + still
         same = jnp.where((slot < length) & (same >= self.min_ngram), same, 0)
         # The longest match, and the most recent one of equal length.
-        at = jnp.max(jnp.where((same == same.max()) & (same > 0), slot, -1))
+        matches = (same == same.max()) & (same > 0)
+        if noise is not None:
+            follows = jnp.roll(text, -1)
+            counts = jnp.zeros_like(noise).at[follows].add(matches & (follows != ABSENT))
+            matches &= follows == argmax(jnp.log(counts) + noise)
+        at = jnp.max(jnp.where(matches, slot, -1))
         drafts = text[at + 1 + jnp.arange(self.num_drafts) % jnp.maximum(length - at, 1)]
         # Drafts end where a document does.
         present = jnp.append(False, leading(drafts != ABSENT) & (at >= 0))

@@ -6,11 +6,18 @@ import collections
 import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-_WIDTHS = (1, 5, 9, 17, 33)
-"""Numbers of tokens that a pass reads of a row, up to the number of drafts and one."""
+_WIDTHS = (1, 6, 12, 16, 32)
+"""Numbers of tokens that a pass reads of a row, up to the number of drafts and one: four rows of 12
+tokens, or eight of 6, are the most for which a CPU's products are those of few rows, and 16 tokens
+of a row are the most for which its attention is.
+"""
+
+_WIDE = 64
+"""Tokens of a pass that a processor reads well, whatever it is."""
 
 _TOKEN = 0.1
 """What each token more costs before anything was measured, in passes of one token."""
@@ -24,11 +31,26 @@ _TURN, _MEAN = 0.5, 0.2
 _SEEN = 0.2
 """The weight of a token of plain decoding in the acceptance of its row."""
 
-_NEW = 0.9
-"""The share of its promise that counts for a program that must be compiled first."""
+_NEW, _LATER, _SOON = 0.9, 1.2, 24
+"""The share of its promise that counts for a program that must be compiled first, and after
+so many turns with drafts of this number of rows, when a faster one pays for long.
+"""
 
-_PERIOD, _LONGEST = 24, 16
-"""Turns until drafts are tried again, and the most times that, after tries that did not pay."""
+_TRIED, _RARER = 0.005, 16
+"""The share of the time of plain decoding that may be spent on trying drafts again, and the most
+times that it is divided by, after tries that did not pay.
+"""
+
+_STEPS = 8
+"""The most steps of a turn of plain decoding, and the half of them where a row may end before."""
+
+
+class Turn(NamedTuple):
+    """What rows do next."""
+
+    drafts: int  # of a pass; 0 is plain decoding
+    steps: int
+    rows: Sequence[int]  # which take part, among those that are not done
 
 
 @dataclasses.dataclass
@@ -38,6 +60,7 @@ class Row:
     expected: Sequence[int]
     alpha: float  # acceptance rate of the expected text in [0, 1]
     done: int = 0  # new tokens
+    most: int = 2**31 - 1  # new tokens that it may have
 
     @property
     def left(self) -> int:
@@ -46,69 +69,100 @@ class Row:
 
 
 class Depths:
-    """Chooses how many drafts all rows get in the next turn.
+    """Chooses how many drafts rows get in the next turn, and which rows take part in it.
 
     A step with K drafts takes c(K) seconds, and gives a row 1 + a + ... + a^K tokens if each draft
     is accepted with probability a (Leviathan et al. 2023, arXiv 2211.17192, equation 1).  Each row
     has its own a, and drafts of its expected text end where that does.  The K with the most tokens
-    a second over all rows is taken, so a row without expectations makes drafts dearer for the
-    others, and the last rows have more.  A choice changes the time of a text and not the text.
+    a second is taken, so the last rows have more drafts.  Where only some rows have expected tokens
+    ahead, these may take turns alone, until all can decode plainly: the others would make each pass
+    dearer, and gain one token.  A choice changes the time of a text and not the text.
 
     The a of a row follows from the drafts that were accepted, and in plain decoding from the tokens
-    that are those of the expected text.  Times that are not known yet are estimated from others.
-    The first turn with a number of rows and of drafts compiles, so its time does not count.
+    that are those of the expected text.  What is looked up is tried again after some plain
+    decoding, which takes at most a two-hundredth of the time.  Times that are not known yet are
+    estimated from others.  The first turn with a number of rows and of drafts compiles, so its time
+    does not count.
     """
 
-    def __init__(self, deepest: int, chain: bool = True, others: float = 0.3) -> None:
+    def __init__(
+        self, deepest: int, chain: bool = True, others: float = 0.3, together: int = 1
+    ) -> None:
         """Makes a chooser.
 
         Args:
           deepest: the most drafts.
           chain: whether fewer drafts than these can be taken; otherwise all or none are.
           others: the acceptance rate, at first, of drafts that are not of the expected text.
+          together: devices among which rows are split: a batch has a multiple of this number.
         """
         widths = _WIDTHS if chain else _WIDTHS[:1]
         self.options = sorted({*(width - 1 for width in widths if width <= deepest), deepest})
+        self.together = together
         self._times = collections.defaultdict[tuple[int, int], collections.deque[float]](
             lambda: collections.deque(maxlen=_KEPT)
         )
+        self._turns = collections.Counter[int]()  # with drafts, by rows
+        self._typical_times = dict[tuple[int, int], float]()
         self._compiled = set[tuple[int, int]]()
-        self._typical, self._others, self._plain, self._most = 0.9, others, 0, 0
-        self._wait = _PERIOD  # turns until drafts are tried again
+        self._typical, self._others, self._most = 0.9, others, 0
+        self._plain, self._rarer = 0.0, 1  # seconds of plain decoding since drafts were tried
 
     def row(self, expected: Sequence[int]) -> Row:
         """Returns what is known of a row that begins."""
         return Row(expected, self._typical)
 
-    def best(self, size: int, rows: Sequence[Row]) -> tuple[int, int]:
-        """Returns the number of drafts for the next turn, and the number of its steps.
+    def padded(self, rows: int) -> int:
+        """Returns the rows of the smallest batch that has room for this many."""
+        each = -(-rows // self.together)
+        return self.together << (each - 1).bit_length()
+
+    def best(
+        self, size: int, rows: Sequence[Row], *, apart: bool = True, tries: bool = True
+    ) -> Turn:
+        """Returns what the rows do next.
 
         Args:
           size: rows of the batch, those that are done included.
           rows: those that are not done.
+          apart: whether some rows can take a turn without the others.
+          tries: whether drafts are looked up, too, and not only expected.
         """
         self._most = max(self._most, size)
-        # Few programs for the last rows: none or all of the drafts.
-        options = self.options if size == self._most else sorted({0, self.options[-1]})
-        if self._plain >= self._wait and len(options) > 1 and size == self._most:
-            self._wait = min(2 * self._wait, _LONGEST * _PERIOD)
-            return options[1], 1
-        rates = {
-            depth: (len(rows) + sum(self._gain(row, depth) for row in rows))
-            / self._seconds(size, depth)
-            * (1.0 if (size, depth) in self._compiled else _NEW)
-            for depth in options
-        }
-        depth = max(options, key=lambda depth: rates[depth])
-        self._wait = _PERIOD if depth else self._wait
-        return depth, 4 if depth < _WIDTHS[2] - 1 else 2
+        every = range(len(rows))
+        if tries and len(self.options) > 1 and size == self._most:
+            few = self.options[1]
+            dearer = max(self._seconds(size, few) - self._seconds(size, 0), 0.0)
+            if self._plain * _TRIED > dearer * self._rarer:
+                self._rarer = min(2 * self._rarer, _RARER)
+                self._plain = 0.0
+                return Turn(few, 1, every)
+        best, most = Turn(0, 1, every), len(rows) * self._worth(size, 0)
+        groups: list[tuple[Sequence[int], int]] = [(every, size)]
+        ahead = [n for n, row in enumerate(rows) if row.left]
+        if apart and 0 < len(ahead) < len(rows):
+            groups.append((ahead, self.padded(len(ahead))))
+        for group, batch in groups:
+            for depth in self._some(batch):
+                tokens = len(group) + sum(self._gain(rows[n], depth) for n in group)
+                if (rate := tokens * self._worth(batch, depth)) > most:
+                    most = rate
+                    left = max([rows[n].left for n in group]) * len(group) / tokens
+                    best = Turn(depth, min(max(int(left), 1), 4), group)
+        if best.drafts:
+            self._rarer = 1
+            return best
+        last = min((row.most - row.done for row in rows), default=1)
+        return best._replace(steps=_STEPS if last >= _STEPS else _STEPS // 2)
 
-    def learn(self, size: int, depth: int, seconds: float) -> None:
-        """Takes note of the time of a step with `depth` drafts."""
+    def learn(self, size: int, depth: int, seconds: float, steps: int = 1) -> None:
+        """Takes note of the time of each of some steps with `depth` drafts."""
         if (size, depth) in self._compiled:
             self._times[size, depth].append(seconds)
+            self._typical_times[size, depth] = statistics.median(self._times[size, depth])
+            self._plain = 0.0 if depth else self._plain + seconds * steps
         self._compiled.add((size, depth))
-        self._plain = 0 if depth else self._plain + 1
+        self._turns[size] += depth > 0
 
     def accepted(self, row: Row, depth: int, mean: float) -> None:
         """Takes note of the drafts of a row that a step accepted, a mean over the turn's steps."""
@@ -131,9 +185,23 @@ class Depths:
             return _gain(row.alpha, min(depth, row.left))
         return _gain(self._others, depth)
 
+    def _some(self, size: int) -> list[int]:
+        """Returns the numbers of drafts to choose from: few for the last rows, to compile less."""
+        if size == self._most:
+            return self.options[1:]
+        fits = [depth for depth in self.options[1:] if size * (depth + 1) <= _WIDE]
+        return sorted({max(fits, default=self.options[-1]), self.options[-1]} - {0})
+
+    def _worth(self, size: int, depth: int) -> float:
+        """Returns the steps of a second, fewer for a program that must be compiled first."""
+        share = 1.0
+        if depth and (size, depth) not in self._compiled:
+            share = _LATER if self._turns[size] >= _SOON else _NEW
+        return share / self._seconds(size, depth)
+
     def _seconds(self, size: int, depth: int) -> float:
         """Returns the time of a step: the median of its newest ones, or an estimate."""
-        known = {kind: statistics.median(times) for kind, times in self._times.items() if times}
+        known = self._typical_times
         if (size, depth) in known:
             return known[size, depth]
         tokens = size * (depth + 1)
@@ -144,14 +212,16 @@ class Depths:
         if len(set(read)) == 1:
             return float(times.mean() * (1 + _TOKEN * tokens) / (1 + _TOKEN * read[0]))
         # Least squares of a + b * tokens, relative to each time.
-        rows = np.stack([np.ones_like(read), read], axis=1) / times[:, None]
-        fixed, each = np.linalg.lstsq(rows, np.ones_like(times), rcond=None)[0]
-        return float(max(fixed + max(each, 0.0) * tokens, times.min() / 2))
+        x, y = read / times, 1 / times
+        (yy, xy, xx), one = (y @ y, x @ y, x @ x), (y.sum(), x.sum())
+        each = (yy * one[1] - xy * one[0]) / max(yy * xx - xy * xy, 1e-12 * yy * xx)
+        each = max(each, 0.0)
+        return float(max((one[0] - each * xy) / yy + each * tokens, times.min() / 2))
 
 
 def _gain(alpha: float, depth: int) -> float:
     """Returns the accepted drafts of a step with `depth` drafts, a mean."""
-    return sum(alpha**n for n in range(1, depth + 1))
+    return depth if alpha > 1 - 1e-6 else alpha * (1 - alpha**depth) / (1 - alpha)
 
 
 def _alpha_of(accepted: float, depth: int) -> float:

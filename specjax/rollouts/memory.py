@@ -6,6 +6,8 @@ import collections
 import json
 import os
 import pathlib
+import zipfile
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,12 +58,15 @@ class Memory:
           ValueError: there are not `samples` texts for each prompt, or a token is outside of the
             vocabulary.
         """
+        samples = whole("samples", samples, 1, 2**31 - 1, "a whole number, 1 or more")
         if len(texts) != len(prompts) * samples:
             raise ValueError(
                 f"texts has {len(texts)} entries for {len(prompts)} prompts of {samples} samples; "
                 f"pass {len(prompts) * samples}"
             )
-        kept = [np.asarray(text, np.int32).reshape(-1) for text in texts]
+        for prompt in prompts:
+            _ids("prompts", prompt)
+        kept = [_ids("texts", text) for text in texts]
         for number, text in enumerate(kept):
             if text.size and not 0 <= text.min() <= text.max() < self._size:
                 raise ValueError(
@@ -71,7 +76,7 @@ class Memory:
         for number, text in enumerate(kept):
             key = prompt_digest(prompts[number // samples]), number % samples
             self._forget(key)
-            self._texts[key] = text
+            self._texts[key] = text.astype(np.int32)
             self.tokens += text.size
         while self.tokens > self.most_tokens:
             self._forget(next(iter(self._texts)))
@@ -79,9 +84,15 @@ class Memory:
     def expected(
         self, prompts: Sequence[Sequence[int]], samples: int = 1
     ) -> list[list[int] | None]:
-        """Returns the kept text of each sample, or None."""
+        """Returns the kept text of each sample, or None.
+
+        Raises:
+          ValueError: a prompt that is no list of token ids.
+        """
+        samples = whole("samples", samples, 1, 2**31 - 1, "a whole number, 1 or more")
         found: list[list[int] | None] = []
         for prompt in prompts:
+            _ids("prompts", prompt)
             digest = prompt_digest(prompt)
             for sample in range(samples):
                 text = self._texts.get((digest, sample))
@@ -123,7 +134,10 @@ class Memory:
           OSError: it cannot be read.
         """
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with (
+                pathlib.Path(path).open("rb") as stream,
+                np.load(stream, allow_pickle=False) as stored,
+            ):
                 about = json.loads(stored["about"].tobytes())
                 lengths, tokens = stored["lengths"], stored["tokens"]
             names = [(str(digest), int(sample)) for digest, sample in about["samples"]]
@@ -131,7 +145,9 @@ class Memory:
             texts = np.split(tokens, np.cumsum(lengths))[: len(names)]
             if len(texts) != len(names) or sum(map(len, texts)) != len(tokens):
                 raise ValueError("its parts do not fit each other")
-        except (KeyError, TypeError, ValueError) as error:
+        except (
+            EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error
+        ) as error:  # fmt: skip
             raise ValueError(
                 f"{path} is no memory of rollouts ({shown(str(error))}); pass a file that "
                 "Memory.save wrote"
@@ -155,3 +171,14 @@ class Memory:
     def _forget(self, key: tuple[str, int]) -> None:
         old = self._texts.pop(key, None)
         self.tokens -= 0 if old is None else old.size
+
+
+def _ids(name: str, given: object) -> np.ndarray:
+    """Returns token ids [T] as int64, or raises ValueError."""
+    try:
+        made = np.asarray([] if given is None else given)
+    except ValueError:  # lists of several lengths
+        made = np.zeros((0, 0))
+    if made.ndim != 1 or (made.size and made.dtype.kind not in "iu"):
+        raise ValueError(f"{name} holds {shown(given)}; pass a list of token ids for each")
+    return made.astype(np.int64)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
 
 from specjax._internal.checks import listed, typed, whole
 from specjax.contract import Proposer
-from specjax.decoding import Decoder, eos_of_rows
+from specjax.decoding import Decoder
 from specjax.drafters import expecting
 from specjax.generation import (
     capacity_for,
@@ -29,16 +25,17 @@ from specjax.generation import (
 )
 from specjax.methods import BoundDrafter, Drafter, first_of
 from specjax.models import LanguageModel
-from specjax.parallel import mesh_of, row_parts, to_host
-from specjax.proposers import FirstOf, NGram, NoProposer
-from specjax.rollouts.depths import Depths, Row
+from specjax.parallel import mesh_of, row_parts
+from specjax.proposers import NGram, NoProposer
+from specjax.rollouts.depths import Depths
 from specjax.rollouts.keys import prompt_digest
 from specjax.rollouts.narrow import Narrow
+from specjax.rollouts.running import Job, Programs, run
 from specjax.rules import Match
 from specjax.sampling import Sampling, keys_of_rows
-from specjax.types import ABSENT, Block, DecodeState, Params, Weights
+from specjax.types import ABSENT, Params, Weights
 
-_DEPTH = 16
+_DEPTH = 15
 """The most drafts of a pass by default."""
 
 _MODEL = 0.6
@@ -61,16 +58,6 @@ class Rollouts:
         """Returns the new tokens of each sample."""
         tokens, lengths = np.asarray(self.tokens), np.asarray(self.mask).sum(1)
         return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    number: int
-    prompt: list[int]
-    key: Array  # []
-    documents: np.ndarray  # [1, X]
-    expected: Sequence[int]
-    most: int  # new tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,22 +124,29 @@ class Sampler:
           eos: token ids that end a sample instead of the target's own.
 
         Raises:
-          ValueError: a setting that cannot be used, or a target whose rows are split over devices.
+          ValueError: a setting that cannot be used, or `slots` that do not divide among the devices
+            over which the target's mesh splits rows.
         """
         typed("what specjax.load(folder) returns", LanguageModel, target=target)
-        if row_parts(mesh_of(target.params)) > 1:
-            raise ValueError(
-                f"the rows of {target.name} are split along the mesh axis data, and a Sampler "
-                "fills one row at a time: pass a mesh with data=1"
-            )
         self.target = target
         self.slots = whole("slots", slots, 1, 2**16, "a whole number, 1 or more")
+        self._parts = row_parts(mesh_of(target.params))
+        if slots % self._parts:
+            raise ValueError(
+                f"slots={slots} do not divide among the {self._parts} devices along the mesh axis "
+                f"of rows: pass slots={slots + -slots % self._parts}"
+            )
         most = target.model.max_positions
         self.new = whole("max_new_tokens", max_new_tokens, 1, most, f"in [1, {most}]")
-        self._drafting = _drafting(target, num_drafts, drafter)
+        self._drafting = self._looking = _drafting(target, num_drafts, drafter, self._parts)
+        if self._drafting is not None and drafter is None:
+            # Samples of other keys are looked up with noise.
+            depth = self._drafting.depths.options[-1]
+            found = BoundDrafter(expecting(depth, drawn=True))
+            self._looking = _Drafting(found, Depths(depth, together=self._parts))
         self._proposed = None if self._drafting is None else self._drafting.drafter.arrays(target)
         self._always = drafter is not None  # it drafts for rows without documents, too
-        self._plain = _Drafting(BoundDrafter(NoProposer()), Depths(0))
+        self._plain = _Drafting(BoundDrafter(NoProposer()), Depths(0, together=self._parts))
         self._settings = (temperature, top_k, top_p, min_p)
         Sampling.on_host(1, *self._settings)
         self._ends = ends_of(target, None if eos is None else list(eos), 1)[0]
@@ -187,7 +181,8 @@ class Sampler:
           expected: the texts that are expected of the samples, a list of N with token ids or None,
             such as `Memory.expected` returns: those of the same keys, position by position.
           documents: texts in which the rows of a prompt look up how they may go on, a list of P
-            lists, such as `Memory.documents` returns: those of other keys.
+            lists, such as `Memory.documents` returns: those of other keys.  Without `expected` a
+            draft is drawn from what followed there, with the row's noise (`NGram(drawn=True)`).
 
         Raises:
           ValueError: prompts, numbers of tokens or expected texts that cannot be used, weights of
@@ -202,28 +197,44 @@ class Sampler:
         most = self._most(max_new_tokens, count)
         found = self._documents(rows, samples, expected, documents)
         given = [() if text is None else text for text in expected or [None] * count]
-        # Where there is nothing to draft from, plain decoding has the faster program.
-        drafting = self._drafting
-        if drafting is None or not (self._always or (found != ABSENT).any()):
+        # Where there is nothing to draft from, rows decode plainly.
+        drafting = self._looking if expected is None else self._drafting
+        looks = bool((found != ABSENT).any())
+        if drafting is None or not (self._always or looks):
             drafting = self._plain
         elif drafting.drafter.reader is not None:
             check_length("draft", drafting.drafter.reader, rows, self.new)
-        weights = self._weights(params, drafting)
+        carries = self._always and drafting is not self._plain
         longest = max(map(len, rows))
         width = padded_length(longest)
+        largest = (self._drafting or self._plain).drafter.proposer
+        capacity = capacity_for(largest, width, longest + self.new)
+
+        def decoder(proposer: Proposer) -> Decoder:
+            ends = tuple(self._ends)
+            return Decoder(self.target.model, proposer, Match(), ends, capacity, None, 0)
+
+        drafts = {depth: decoder(drafting.narrowed(depth)) for depth in drafting.depths.options}
+        reads = drafts[drafting.depths.options[-1]]
+        if not carries:
+            drafts[0] = decoder(NoProposer())
+            reads = decoder(NoProposer(largest.num_nodes))
+        programs = Programs(
+            reads, drafts, drafting.depths, carries, self._weights(params, drafting), width,
+            self.slots, self.new, self._settings, self._ends,
+        )  # fmt: skip
+        words = np.asarray(jax.random.key_data(keys))
         jobs = [
-            _Job(n, rows[n // samples], keys[n], found[n : n + 1], given[n], most[n])
-            for n in range(count)
-        ]
-        capacity = capacity_for(drafting.drafter.proposer, width, longest + self.new)
-        ends = tuple(self._ends)
-        decoders = {
-            depth: Decoder(
-                self.target.model, drafting.narrowed(depth), Match(), ends, capacity, None, 0
+            Job(
+                n, rows[n // samples], words[n], found[n] if carries or looks else None, given[n],
+                most[n],
             )
-            for depth in drafting.depths.options
-        }
-        return _Run(self, decoders, drafting.depths, weights, width, _ordered(jobs)).until_done()
+            for n in range(count)
+        ]  # fmt: skip
+        made, passes = run(programs, _ordered(jobs))
+        return Rollouts(
+            made.tokens, made.mask, made.logprobs, made.raw_logprobs, made.ended, passes
+        )
 
     def _most(self, given: Sequence[int] | np.ndarray | None, count: int) -> list[int]:
         """Returns the most new tokens of each sample."""
@@ -250,30 +261,26 @@ class Sampler:
             raise ValueError(
                 f"documents has {len(each)} entries for {len(rows)} prompts; pass {kinds}"
             )
-        lists = [listed("documents", some, kinds) for some in each for _ in range(samples)]
-        given = [None] * count if expected is None else expected
-        found = documents_of(self.target, lists, count, NGram(), given)
+        # What no sample has of its own is encoded once for all samples of a prompt.
+        own = 1 if expected is None else samples
+        lists = [listed("documents", some, kinds) for some in each for _ in range(own)]
+        given = [None] * len(lists) if expected is None else expected
+        found = documents_of(self.target, lists, len(lists), NGram(), given)
         assert found is not None
-        return _padded(found, self.new + 2)
+        return np.repeat(_padded(found, self.new + 2), count // len(lists), axis=0)
 
     def _weights(self, params: Weights | None, drafting: _Drafting) -> Params:
         own = self.target.params
         if params is not None:
-            shapes, wanted = (
-                jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
-                for tree in (params, own)
-            )
-            if shapes != wanted:
-                raise ValueError(
-                    f"params are no weights of {self.target.name}: the names, shapes or dtypes of "
-                    "the arrays differ; pass weights as target.params has them"
-                )
-        proposed = self._proposed if drafting is self._drafting else None
+            _check_weights(self.target.name, params, own)
+        proposed = None if drafting is self._plain else self._proposed
+        if params is not None and mesh_of(own) is not None:
+            params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, own))
         return Params(own if params is None else params, proposed)
 
 
 def _drafting(
-    target: LanguageModel, num_drafts: int | None, given: Drafter | Proposer | None
+    target: LanguageModel, num_drafts: int | None, given: Drafter | Proposer | None, parts: int
 ) -> _Drafting | None:
     """Returns what drafts; None for plain decoding."""
     if given is not None:
@@ -290,123 +297,12 @@ def _drafting(
     if depth == 0:
         return None
     if given is None:
-        return _Drafting(BoundDrafter(expecting(depth)), Depths(depth))
+        return _Drafting(BoundDrafter(expecting(depth)), Depths(depth, together=parts))
     both = first_of(expecting(depth), given)
-    return _Drafting(both, Depths(depth, both.proposer.is_chain, others=_MODEL))
+    return _Drafting(both, Depths(depth, both.proposer.is_chain, _MODEL, parts))
 
 
-@dataclasses.dataclass
-class _Held:
-    """A sample that has a row of the batch."""
-
-    job: _Job
-    known: Row
-
-
-class _Run:
-    """One call of `Sampler.sample`."""
-
-    def __init__(
-        self, sampler: Sampler, decoders: Mapping[int, Decoder], depths: Depths, params: Params,
-        width: int, jobs: Sequence[_Job],
-    ) -> None:  # fmt: skip
-        self.sampler, self.decoders, self.depths = sampler, decoders, depths
-        self.params, self.width = params, width
-        self.widest = decoders[max(decoders)]
-        self.jobs = collections.deque(jobs)
-        shape = len(jobs), sampler.new
-        self.made = Rollouts(
-            jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32),
-            jnp.zeros(shape, jnp.float32), jnp.zeros(len(jobs), bool),
-        )  # fmt: skip
-        self.passes = 0
-        self.read: tuple[list[int], DecodeState] | None = None
-
-    def until_done(self) -> Rollouts:
-        rows = min(self.sampler.slots, len(self.jobs))
-        held: list[_Held | None] = [None] * rows
-        state = None
-        while self.jobs or any(row is not None for row in held):
-            for slot, row in enumerate(held):
-                if row is None and self.jobs:
-                    job = self.jobs.popleft()
-                    held[slot] = _Held(job, self.depths.row(job.expected))
-                    new = self._row(job)
-                    state = _emptied(rows, new) if state is None else state
-                    state = self.widest.insert(state, slot, new)
-            assert state is not None
-            state, held = self._fewer(state, held)
-            state, held = self._turn(state, held)
-        return dataclasses.replace(self.made, passes=self.passes)
-
-    def _row(self, job: _Job) -> DecodeState:
-        """Returns the state of one row whose prompt was read; equal neighbours share a reading."""
-        if self.read is None or self.read[0] != job.prompt:
-            prompt = np.zeros((1, self.width), np.int32)
-            prompt[0, : len(job.prompt)] = job.prompt
-            length = np.array([len(job.prompt)], np.int32)
-            state = self.widest.prefill(
-                self.params,
-                prompt,
-                length,
-                limit=length + np.int32(self.sampler.new),
-                sampling=Sampling.on_host(1, *self.sampler._settings),
-                key=job.key[None],
-                eos=eos_of_rows([self.sampler._ends]),
-                documents=job.documents,
-            )
-            self.read = job.prompt, state
-        limit = np.array([len(job.prompt) + job.most], np.int32)
-        return _as_sample(
-            self.widest, self.params.proposer, self.read[1], job.documents, job.key, limit
-        )
-
-    def _fewer(
-        self, state: DecodeState, held: list[_Held | None]
-    ) -> tuple[DecodeState, list[_Held | None]]:
-        """Leaves out rows that are done, once no prompt waits and half of the rows suffice."""
-        live = [slot for slot, row in enumerate(held) if row is not None]
-        rows = 1 << (len(live) - 1).bit_length()
-        if self.jobs or rows >= len(held):
-            return state, held
-        free = [slot for slot in range(len(held)) if held[slot] is None]
-        kept = [*live, *free[: rows - len(live)]]
-        return _taken(state, np.array(kept)), [held[slot] for slot in kept]
-
-    def _turn(
-        self, state: DecodeState, held: list[_Held | None]
-    ) -> tuple[DecodeState, list[_Held | None]]:
-        size, live = len(held), [row for row in held if row is not None]
-        depth, steps = self.depths.best(size, [row.known for row in live])
-        before = to_host(state.stats)
-        started = time.perf_counter()
-        state = self.decoders[depth].run(self.params, state, steps)
-        done, after = to_host((state.done, state.stats))
-        spent = time.perf_counter() - started
-        new = jax.tree.map(np.subtract, after, before)
-        self.depths.learn(size, depth, spent / max(int(new.target_passes.max()), 1))
-        looks = not depth and any(row.known.left for row in live)
-        text = to_host((state.tokens, state.length)) if looks else None
-        at, begins = np.full(size, len(self.made.tokens), np.int32), np.zeros(size, np.int32)
-        for slot, row in enumerate(held):
-            if row is None:
-                continue
-            emitted, passes = int(new.emitted[slot]), max(int(new.target_passes[slot]), 1)
-            if text is not None:
-                tokens, length = text[0][slot], int(text[1][slot])
-                self.depths.decoded(row.known, tokens[length - emitted : length].tolist())
-            self.depths.accepted(row.known, depth, float(new.accepted[slot]) / passes)
-            row.known.done += emitted
-            if done[slot]:
-                at[slot], begins[slot] = row.job.number, len(row.job.prompt)
-                held[slot] = None
-        if (at < len(self.made.tokens)).any():
-            self.passes += int(after.target_passes[at < len(self.made.tokens)].sum())
-            self.made = _collected(self.made, state, at, begins)
-        return state, held
-
-
-def _ordered(jobs: Sequence[_Job]) -> list[_Job]:
+def _ordered(jobs: Sequence[Job]) -> list[Job]:
     """Returns the samples of which nothing is expected, and then the longest expected texts first.
 
     Rows with much to draft then share passes, and no long text begins last.  The samples of a
@@ -417,11 +313,36 @@ def _ordered(jobs: Sequence[_Job]) -> list[_Job]:
         name = tuple(job.prompt)
         most[name] = max(most[name], len(job.expected))
 
-    def rank(job: _Job) -> tuple[bool, int, int]:
+    def rank(job: Job) -> tuple[bool, int, int]:
         length = most[tuple(job.prompt)]
         return length > 0, -length, job.number
 
     return sorted(jobs, key=rank)
+
+
+def _check_weights(name: str, params: object, own: Weights) -> None:
+    """Raises ValueError unless the arrays have the names, shapes and dtypes of `own`."""
+    given, wanted = (
+        {
+            jax.tree_util.keystr(path): leaf
+            for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+        }
+        for tree in (params, own)
+    )
+    start = f"params are no weights of {name}: "
+    for path in [*wanted, *given]:
+        if path not in wanted or path not in given:
+            which = "has no place" if path in given else "is missing"
+            raise ValueError(f"{start}{path or 'params'} {which}; pass a tree like target.params")
+        if not hasattr(given[path], "dtype"):
+            raise ValueError(f"{start}{path} is no array; pass a tree like target.params")
+        kinds = [(np.shape(x), x.dtype.name) for x in (given[path], wanted[path])]
+        if kinds[0] != kinds[1]:
+            (shape, dtype), (own_shape, own_dtype) = kinds
+            raise ValueError(
+                f"{start}{path} is {dtype}{list(shape)}, and must be {own_dtype}{list(own_shape)}; "
+                "pass a tree like target.params"
+            )
 
 
 def _refuse_clones(prompts: list[list[int]], keys: Array, samples: int) -> None:
@@ -441,63 +362,3 @@ def _padded(documents: np.ndarray, least: int) -> np.ndarray:
     """Returns the documents with room for every text of a sampler, so that shapes stay."""
     more = (1 << (least - 1).bit_length()) - documents.shape[1]
     return np.pad(documents, ((0, 0), (max(more, 0), 0)), constant_values=ABSENT)
-
-
-def _emptied(rows: int, row: DecodeState) -> DecodeState:
-    """Returns a state of rows that are done."""
-    state = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), row)
-    return dataclasses.replace(state, done=jnp.ones(rows, bool))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _as_sample(
-    decoder: Decoder, weights: Any, row: DecodeState, documents: Array, key: Array, limit: Array
-) -> DecodeState:
-    """Returns a row that read its prompt, with the key, expected text and limit of a sample."""
-    count, tokens = row.length - 1, row.tokens
-    block = Block(tokens, jnp.zeros((*tokens.shape, 1)), count, None, documents)
-
-    def begun(proposer: Proposer, weights: Any, state: Any) -> Any:
-        """Returns the state with other documents; what was read of the prompt stays."""
-        if isinstance(proposer, Narrow):
-            return begun(proposer.inner, weights, state)
-        if not proposer.reads_documents:
-            return state
-        if isinstance(proposer, FirstOf):
-            parts = (proposer.first, proposer.second)
-            own = weights or (None, None)
-            return tuple(begun(*each) for each in zip(parts, own, state, strict=True))
-        return proposer.start(weights, block, decoder.capacity)
-
-    made = begun(decoder.proposer, weights, row.proposer)
-    return dataclasses.replace(row, proposer=made, key=key[None], limit=limit)
-
-
-@jax.jit
-def _taken(state: DecodeState, rows: Array) -> DecodeState:
-    return jax.tree.map(lambda x: x[rows], state)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _collected(made: Rollouts, state: DecodeState, at: Array, begins: Array) -> Rollouts:
-    """Writes the new tokens of rows, from `begins` [B] on, to the samples `at` [B].
-
-    A number behind the last sample is dropped.
-    """
-    place = begins[:, None] + jnp.arange(made.tokens.shape[1])
-    mask = place < state.length[:, None]
-    assert state.logprobs is not None
-
-    def cut(x: Array) -> Array:
-        return jnp.where(mask, jnp.take_along_axis(x, place, axis=1), 0)
-
-    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-    ended = (last == state.eos).any(1)
-    parts = (
-        cut(state.tokens), mask, cut(state.logprobs.warped), cut(state.logprobs.raw), ended,
-    )  # fmt: skip
-    kept = (made.tokens, made.mask, made.logprobs, made.raw_logprobs, made.ended)
-    tokens, mask, logprobs, raw, ended = (
-        old.at[at].set(part, mode="drop") for old, part in zip(kept, parts, strict=True)
-    )
-    return Rollouts(tokens, mask, logprobs, raw, ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -350,6 +351,13 @@ class Checker:
             return owners[0] if owners else self.default
         return self.default
 
+    @functools.cached_property
+    def _phrases(self) -> tuple[int, ...]:
+        """The shape of the banned phrases of a row that bans none."""
+        usual = Processors.create(1, self.target.model.vocab_size, every=True)
+        assert usual is not None and usual.phrases is not None
+        return usual.phrases.shape
+
     def _processors(self, request: Request, new: int) -> Processors | None:
         target = self.target
         ends = ends_of(target, request.eos, 1)
@@ -369,10 +377,9 @@ class Checker:
             every=True,
         )
         assert made is not None
-        usual = Processors.create(1, target.model.vocab_size, every=True)
-        assert usual is not None and made.phrases is not None and usual.phrases is not None
-        if made.phrases.shape != usual.phrases.shape:
-            _, most, length = usual.phrases.shape
+        assert made.phrases is not None
+        if made.phrases.shape != self._phrases:
+            _, most, length = self._phrases
             raise ValueError(
                 f"bad_words has more than {most} phrases, or one of more than {length} tokens: an "
                 "engine takes no more (words of one token do not count)"

@@ -144,7 +144,7 @@ class Device:
         # The turn before may have no news yet when a turn is asked for its own.
         window = 2 * MOST_STEPS * (several.max_depth + 1)
         self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
-        self._recorded = jax.jit(lambda *x: self._places.known(_recorded(*x)))
+        self._recorded = jax.jit(lambda *x: self._places.known(_recorded(window, *x)))
         self._copy = jax.jit(self._copied if pages is None else self._first)
         self._snapshot = jax.jit(lambda reading: jax.tree.map(jnp.copy, reading))
         self._copy_page = jax.jit(
@@ -259,7 +259,7 @@ class Device:
                 self._run(width, 1, np.zeros(self.slots, bool))
         nothing = np.zeros(self.slots, np.int32)
         self.peek(nothing, nothing)()
-        self.recorded(0)
+        self.recorded(0, 0)()
         taken = []
         for _ in range(_EMPTY_TURNS):
             began = time.perf_counter()
@@ -306,7 +306,7 @@ class Device:
         """Returns how many prompts a pass of this width may read at once."""
         return ROWS if width in self._together else 1
 
-    @property
+    @functools.cached_property
     def pads(self) -> bool:
         """True if a pass over several prompts costs no more where some of its rows are blank."""
         return any(device.platform != "cpu" for device in devices_of(self.params.target))
@@ -525,12 +525,21 @@ class Device:
 
         return news
 
-    def recorded(self, slot: int) -> Logprobs | None:
-        """Returns the log-probabilities of every token of a slot, on the host; None without any."""
+    def recorded(self, slot: int, start: int) -> Callable[[], Logprobs | None]:
+        """Asks for the log-probabilities of the new tokens of a slot, as `peek` for the tokens.
+
+        Args:
+          slot: its number.
+          start: the tokens of its text that are known already, with the prompt.
+
+        Returns:
+          A function that waits for them, and for others behind them; None without any.
+        """
         assert self.state is not None
         if self.state.logprobs is None:
-            return None
-        return jax.device_get(self._recorded(self.state.logprobs, np.int32(slot)))
+            return lambda: None
+        asked = self._recorded(self.state.logprobs, np.int32(slot), np.int32(start))
+        return lambda: jax.device_get(asked)
 
     def tell(self) -> None:
         """Lets other processes know what was decided; here there are none."""
@@ -685,5 +694,6 @@ def _peek(
     return jnp.concatenate(news, axis=1)
 
 
-def _recorded(logprobs: Logprobs | None, slot: Array) -> Logprobs | None:
-    return jax.tree.map(lambda leaf: leaf[slot], logprobs)
+def _recorded(window: int, logprobs: Logprobs, slot: Array, start: Array) -> Logprobs:
+    at = start + jnp.arange(window)
+    return jax.tree.map(lambda leaf: leaf[slot, jnp.minimum(at, leaf.shape[1] - 1)], logprobs)

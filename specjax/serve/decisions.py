@@ -199,8 +199,8 @@ class Doing:
         self._unseen = news
         return news
 
-    def _recorded(self, slot: int) -> Any:
-        return self._device.recorded(slot)
+    def _recorded(self, slot: int, start: int) -> Any:
+        return self._device.recorded(slot, start)
 
 
 class _Held:
@@ -269,8 +269,8 @@ class Leader:
         self._decide("peek", length, written)
         return self.tell()
 
-    def recorded(self, slot: int) -> Any:
-        self._decide("recorded", slot)
+    def recorded(self, slot: int, start: int) -> Any:
+        self._decide("recorded", slot, start)
         return self.tell()
 
 

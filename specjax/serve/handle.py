@@ -83,7 +83,12 @@ class Increment:
     logprobs: Logprobs | None  # of the tokens
     start: int  # the tokens of all increments before this one
     offset: int  # the characters of all increments before this one
-    pieces: list[str]  # the characters of `text` that each token adds
+    _pieces: Callable[[], list[str]] = dataclasses.field(repr=False, compare=False)
+
+    @functools.cached_property
+    def pieces(self) -> list[str]:
+        """The characters of `text` that each token adds, made when they are first asked for."""
+        return self._pieces()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +259,8 @@ class Handle:
             tokens, guesses = self._tokens[: new.start], self._guesses[: new.start]
             logprobs = self._joined(0, new.start)
         text = self.texts.decode(0, tokens)[: new.offset]
-        return Increment(text, tokens, guesses, logprobs, 0, 0, self.texts.pieces(0, tokens, text))
+        pieces = functools.partial(self._pieces, 0, new.start, 0, new.offset)
+        return Increment(text, tokens, guesses, logprobs, 0, 0, pieces)
 
     @contextlib.contextmanager
     def _waking(self) -> Iterator[asyncio.Event]:
@@ -300,9 +306,20 @@ class Handle:
             sent = sum(map(len, shown))
         with self._changed:
             guesses, logprobs = self._guesses[at:count], self._joined(at, count)
-        new, pieces = tokens[at:count], self.texts.pieces(0, tokens[:count], text, at, sent)
-        increment = Increment(text[sent:], new, guesses, logprobs, at, sent, pieces)
+        pieces = functools.partial(self._pieces, at, count, sent, len(text))
+        increment = Increment(text[sent:], tokens[at:count], guesses, logprobs, at, sent, pieces)
         return increment, len(tokens), served is not None
+
+    def _pieces(self, start: int, stop: int, sent: int, end: int) -> list[str]:
+        """Returns the characters, from `sent` to `end`, that tokens from `start` to `stop` add.
+
+        An increment holds these numbers alone: with the tokens before it, those of a text that are
+        kept would take memory by the square of its length.
+        """
+        with self._changed:
+            tokens = self._tokens[:stop]
+        text = self.texts.decode(0, tokens)[:end]
+        return self.texts.pieces(0, tokens, text, start, sent)
 
     def _joined(self, start: int, stop: int) -> Logprobs | None:
         if self.wants is None or not self._logprobs:
@@ -378,8 +395,11 @@ class Handle:
                     self._joined(0, end.kept), Counts(*end.counts), self.prompt, self.copied,
                     self._times, self.texts, self.seed, self.index,
                 )  # fmt: skip
-        if tokens or end is not None:
-            self._wake()
+            if tokens or end is not None:
+                self._changed.notify_all()
+            wakers = list(self._wakers)
+        for wake in wakers if tokens or end is not None else ():
+            wake()
 
     def _guesses_of(self, codes: list[int], accepted: int) -> list[Guess]:
         """Returns the proposers of the new tokens, of which there is at least one."""

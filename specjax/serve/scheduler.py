@@ -4,11 +4,13 @@
 
 A turn reads chunks of prompts and then runs a few steps of the batch.  The device has the next turn
 before the host reads the tokens of this one, so it does not wait for the host.  Who has left is
-known a turn late, and a row that is done changes no more.  While texts are written a turn
-reads for at most one and a half times what a turn without reading takes, but always one chunk, so
-that no text waits long.  While none is, a turn reads half as many chunks as there are slots, or
-four, and the first steps of these prompts are taken together.  An engine over several processes
-waits for each turn, since their news are compared.
+known a turn late, and a row that is done changes no more.  While a slot is free a turn of a CPU has
+half as many steps, and the device is asked for it in the middle of the one before: a request that
+comes until then is read first.  While texts are written a turn reads for at most one and a half
+times what a turn without reading takes, but always one chunk, so that no text waits long.  While
+none is, a turn reads half as many chunks as there are slots, or four, and the first steps of these
+prompts are taken together.  An engine over several processes waits for each turn, since their news
+are compared.
 
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
@@ -56,8 +58,13 @@ _HOST_SHARE = {True: 0.05, False: 0.5}
 and where it does not.
 """
 
-_GAP = 1e-3
-"""The most seconds that a free slot waits for the next request of the client that had it."""
+_LONGEST = 0.025
+"""The most seconds of a turn, as far as its steps can be cut: who comes waits for its end."""
+
+_ASKED_BEFORE = 0.5
+"""The share of a turn after which the next one is asked for, while a slot is free: a request that
+comes before is read first.
+"""
 
 
 @dataclasses.dataclass(eq=False)
@@ -104,6 +111,7 @@ class _Asked:
     length: list[int]  # of the rows, as the host knew it
     steps: int
     reads: bool  # chunks of prompts in the same turn
+    logprobs: dict[int, Callable[[], Logprobs | None]]  # of the new tokens, by slot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +125,7 @@ class _Undelivered:
     new: News
     length: int  # of prompt and output before
     written: int  # tokens before, by the device
-    recorded: Logprobs | None  # of all tokens of the row
+    recorded: Logprobs | None  # of the new tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +173,7 @@ class Scheduler:
         self._finished = self._cancelled = self._prompt_tokens = self._copied_tokens = 0
         self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
         self._turn_seconds = 0.0  # of a turn without reading
+        self._step_seconds = 0.0  # of a step
         self._asked: collections.deque[_Asked] = collections.deque()
         self._undelivered: list[_Undelivered] = []
         self._arrived: float | None = None  # when the turn before was done; None: there was none
@@ -418,7 +427,7 @@ class Scheduler:
         self._drop_cancelled()
         reads = self._read_some()
         # While a prompt is read, its text waits for every step.
-        steps = self._make_room(1 if reads else self._steps)
+        steps = self._make_room(1 if reads else self._steps_now())
         left = self._steps_left()
         if left:
             self._ask(self._up_to_an_end(steps, left.values()), set(left), reads)
@@ -426,6 +435,15 @@ class Scheduler:
             self._device.tell()
         if self._asked and (len(self._asked) > 1 or not left):
             self._take_news()
+
+    def _steps_now(self) -> int:
+        """Returns the steps of a turn: half as many while a slot is free, as a request may come.
+
+        A turn of an accelerator is short, and half of it may be less than the host needs.
+        """
+        left = self._steps_left()
+        comes = any(number not in left for number in range(len(self._slots)))
+        return -(-self._steps // 2) if comes and not self._device.pads else self._steps
 
     def _steps_left(self) -> dict[int, int]:
         """Returns the steps that each row can still take; each writes a token, or more."""
@@ -453,9 +471,16 @@ class Scheduler:
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
         self._device.run(steps, live)
+        # Before the tokens: several processes compare the tokens that they were asked for last
+        # before they are told more, and would wait for the end of this turn.
+        logprobs = {
+            number: self._device.recorded(number, slot.length)
+            for number, slot in enumerate(self._slots)
+            if number in rows and slot.handle is not None and slot.handle.wants is not None
+        }
         news = self._device.peek(length, written)
         slots = [slot if n in rows else None for n, slot in enumerate(self._slots)]
-        self._asked.append(_Asked(news, slots, length.tolist(), steps, reads))
+        self._asked.append(_Asked(news, slots, length.tolist(), steps, reads, logprobs))
 
     def _take_news(self) -> None:
         """Waits for the oldest turn that the device was asked for, and delivers its tokens."""
@@ -469,18 +494,11 @@ class Scheduler:
             self._adapt(turn - self._waited, turn, asked.steps)
             self._turn_seconds += 0.1 * (turn - self._turn_seconds)
         self._arrived, self._waited = arrived, 0.0
-        free = False
         for number, (slot, new) in enumerate(zip(asked.slots, news, strict=True)):
             if slot is not None and slot is self._slots[number] and slot.handle is not None:
-                self._settle(number, slot, new, asked.length[number])
-                free |= new.done
+                recorded = asked.logprobs.get(number, lambda: None)
+                self._settle(number, slot, new, asked.length[number], recorded)
         self._deliver_all()
-        if free and self._asked:
-            # The device works meanwhile.  A client whose text has ended may send its next request.
-            began = time.perf_counter()
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing, _GAP)
-            self._waited += time.perf_counter() - began
 
     def _settle_all(self) -> None:
         """Takes and delivers all news."""
@@ -546,7 +564,8 @@ class Scheduler:
         self._host_share += 0.1 * (host / turn - self._host_share)
         most = _HOST_SHARE[not self._device.pads]
         step = max(turn, self._device.turn_seconds) / steps
-        wanted = min(MOST_STEPS, max(1, round(host / most / step)))
+        self._step_seconds += 0.1 * (step - self._step_seconds)
+        wanted = min(MOST_STEPS, max(1, round(min(host / most, _LONGEST) / step)))
         # A slow turn of the host is often chance: one step more or less at a time.
         self._steps += int(np.sign(wanted - self._steps))
 
@@ -595,10 +614,28 @@ class Scheduler:
             self._take()
             read = self._read(left)
             left -= read
-            if not self._place_read() and not read:
+            if self._place_read() or read:
+                moved = True
+            elif not self._a_request_comes():
                 break
-            moved = True
         return moved
+
+    def _a_request_comes(self) -> bool:
+        """Waits for a request while a slot is free and the device has begun a turn just now."""
+        free = sum(slot.handle is None for slot in self._slots) - len(self._admissions)
+        if not self._asked or self._arrived is None or free <= 0:
+            return False
+        began = time.perf_counter()
+        # A process that was stopped for minutes has measured a long turn.
+        turn = min(self._asked[0].steps * self._step_seconds, _LONGEST)
+        left = self._arrived + _ASKED_BEFORE * turn - began
+        with self._changed:
+            if self._queue or left <= 0:  # a request that waits for pages
+                return False
+            self._changed.wait_for(lambda: self._queue or self._closing or self._calls, left)
+            came = bool(self._queue)
+        self._waited += time.perf_counter() - began
+        return came
 
     def _take(self) -> None:
         """Begins to read as many prompts as there are slots for, or one ahead if none is free.
@@ -635,7 +672,7 @@ class Scheduler:
         alike = [one for one in waiting if (one.left[0][2], one.row.uses) == (width, uses)]
         most = device.together(width)
         group = alike[: max(1, min(most, left // width))]
-        if len(group) < most and not device.pads:
+        if len(group) < most - 1 and not device.pads:  # one blank row costs less than two passes
             group = group[:1]
         readings, chunks = [], []
         for one in group:
@@ -736,20 +773,26 @@ class Scheduler:
         """Returns the free slot with the shortest prompt: the longer ones may be copied again."""
         return min(free, key=lambda number: len(self._slots[number].prompt))
 
-    def _settle(self, number: int, slot: _Slot, new: News, known: int) -> None:
+    def _settle(
+        self,
+        number: int,
+        slot: _Slot,
+        new: News,
+        known: int,
+        logprobs: Callable[[], Logprobs | None],
+    ) -> None:
         """Takes what the device says of a row, and frees its slot if it is done.
 
         Args:
           known: the tokens of the row when the device was asked.
+          logprobs: returns those of the tokens from there on.
         """
         handle, prepared, recorded = slot.handle, slot.prepared, None
         assert handle is not None and prepared is not None
         again = slot.length - known  # tokens of the turn before, which had no news then
         new = dataclasses.replace(new, tokens=new.tokens[again:], origin=new.origin[again:])
         if handle.wants is not None and new.tokens:
-            began = time.perf_counter()
-            recorded = self._device.recorded(number)  # before another row is in the slot
-            self._waited += time.perf_counter() - began  # for the turn that the device works on
+            recorded = _part(logprobs(), again, new.length - known, handle.wants)
         before = slot.length, slot.written
         self._undelivered.append(
             _Undelivered(number, slot, handle, prepared, new, *before, recorded)
@@ -777,7 +820,7 @@ class Scheduler:
         again = min(before - one.written - one.slot.trusted, len(new.tokens))
         fresh, origin = new.tokens[again:], new.origin[again:]
         if handle.wants is not None and fresh:
-            logprobs = _part(one.recorded, one.length + again, new.length, handle.wants)
+            logprobs = _part(one.recorded, again, len(new.tokens), handle.wants)
         tokens = [*handle.tokens, *fresh]
         news = fresh, origin, new.counts[2], logprobs
         # Nobody may see the tokens before it is known whether they hold a stop string.
@@ -819,11 +862,9 @@ def _is_cancelled(slot: _Slot) -> bool:
     return slot.handle is not None and slot.handle.cancelled
 
 
-def _part(whole_row: Logprobs | None, start: int, stop: int, num_top: int) -> Logprobs | None:
+def _part(row: Logprobs | None, start: int, stop: int, num_top: int) -> Logprobs | None:
     """Returns the log-probabilities of the tokens `start` to `stop`, and of `num_top` others."""
-    if whole_row is None:
+    if row is None:
         return None
-    raw, warped, top_ids, top = (
-        x[start:stop] for x in (whole_row.raw, whole_row.warped, whole_row.top_ids, whole_row.top)
-    )
+    raw, warped, top_ids, top = (x[start:stop] for x in (row.raw, row.warped, row.top_ids, row.top))
     return Logprobs(raw, warped, top_ids[:, :num_top], top[:, :num_top])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ _UNFINISHED = "\ufffd"
 class Texts:
     """Decodes the rows of one batch.
 
-    A text leaves special tokens out.
+    A text leaves special tokens out, unless `decode` is asked for them.
     """
 
     def __init__(self, target: LanguageModel, before: list[int], stops: tuple[str, ...]) -> None:
@@ -23,21 +24,18 @@ class Texts:
         self.words = Words(target.tokenizer)
         self._before = before  # the last token of each prompt
 
-    def decode(self, row: int, tokens: Sequence[int]) -> str:
-        """Returns the text of the new tokens.
+    def decode(self, row: int, tokens: Sequence[int], special: bool = False) -> str:
+        """Returns the text of the new tokens, with `special` also that of special tokens.
 
         They are decoded together with the prompt's last token, since some tokens lose a leading
         space if they are decoded without it.
         """
         if self.target.tokenizer is None:
             return ""
-        before = self.target.tokenizer.decode([self._before[row]])
-        together = self.target.tokenizer.decode([self._before[row], *tokens])
-        return (
-            together[len(before) :]
-            if together.startswith(before)
-            else self.target.tokenizer.decode(list(tokens))
-        )
+        decode = functools.partial(self.target.tokenizer.decode, skip_special_tokens=not special)
+        before = decode([self._before[row]])
+        together = decode([self._before[row], *tokens])
+        return together[len(before) :] if together.startswith(before) else decode(list(tokens))
 
     def cut(self, row: int, tokens: list[int], known: int = 0) -> tuple[list[int], str, bool]:
         """Cuts the tokens and the text of a row at its first stop string.

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
         seconds_of,
     )
     from specjax.tuning.costs import step_costs, step_seconds
-    from specjax.tuning.kept_costs import keep_costs, read_costs
+    from specjax.tuning.demand import Demand
+    from specjax.tuning.kept_costs import keep_costs, keep_demand, read_costs, read_demand
     from specjax.tuning.plan import (
         Candidate,
         Plan,
@@ -29,6 +30,7 @@ __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "Candidate",
+    "Demand",
     "Learned",
     "OptionClock",
     "Plan",
@@ -37,8 +39,10 @@ __all__ = [
     "contexts_of",
     "fastest_tree",
     "keep_costs",
+    "keep_demand",
     "option_seconds",
     "read_costs",
+    "read_demand",
     "read_plan",
     "saved_plan",
     "seconds_by_context",

@@ -13,7 +13,8 @@ import numpy as np
 
 from specjax.decoding import Decoder
 from specjax.parallel import to_host
-from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, Rates
+from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, AdaptiveState, Rates
+from specjax.tuning.demand import Demand
 from specjax.types import DecodeState, Params
 
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
@@ -41,6 +42,10 @@ class Learned:
     # [2] drafts of each that were judged so far
     judged: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2))
     longer: np.ndarray | None = None  # [C, O] seconds by context; None: `seconds` in each of them
+    trees: tuple[
+        np.ndarray, ...
+    ] = ()  # what trees and chains of each size gave, if it drafts trees
+    demand: Demand | None = None  # for options that are not compiled; None: all of them are
 
     @property
     def pause(self) -> np.ndarray:
@@ -56,6 +61,11 @@ class Learned:
             prior=_like(own.prior, self.prior),
             pause=_like(own.pause, self.pause),
         )
+        if self.trees and own.trees is not None and own.chains is not None:
+            trees, chains = self.trees
+            own = dataclasses.replace(
+                own, trees=_like(own.trees, trees), chains=_like(own.chains, chains)
+            )
         return dataclasses.replace(params, proposer=own)
 
     def _rows(self, own: AdaptiveParams) -> np.ndarray:
@@ -66,7 +76,10 @@ class Learned:
         return np.broadcast_to(known, own.seconds.shape)
 
     def learn(self, state: DecodeState) -> None:
-        """Takes the acceptance rates of a finished text into `prior`."""
+        """Takes the acceptance rates of a finished text into `prior`, and what its trees gave."""
+        own: AdaptiveState = state.proposer
+        if own.trees is not None and own.chains is not None:
+            self.trees = to_host(own.trees).known(), to_host(own.chains).known()
         known = dataclasses.replace(state.proposer, rates=to_host(state.proposer.rates))
         for part, rates in known.rates_by_part().items():
             self.learn_rates(part, rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from specjax._internal import kept_programs
 from specjax.tuning.calibrate import Learned
+from specjax.tuning.demand import Demand
 
 KEPT_SECONDS = 86_400
 """The seconds for which costs are kept: the machine may have been busy when they were measured."""
@@ -41,3 +43,18 @@ def read_costs(*known: object) -> Learned | None:
     longer = held.get("longer")
     longer = None if longer is None else np.array(longer)
     return Learned(np.array(held["seconds"]), np.array(held["prior"]), 0.0, longer=longer)
+
+
+def keep_demand(demand: Demand, *known: object) -> None:
+    """Keeps for later processes what few options have lost, if programs are kept."""
+    held = json.dumps(dataclasses.asdict(demand)).encode()
+    kept_programs.write(kept_programs.place_of("demand", *known), held)
+
+
+def read_demand(*known: object) -> Demand | None:
+    """Returns what earlier processes have lost; None if nothing is kept."""
+    kept = kept_programs.read(kept_programs.place_of("demand", *known))
+    if kept is None:
+        return None
+    held = json.loads(kept)
+    return Demand(tuple(held["depths"]), held["compiling"], held["lost"])

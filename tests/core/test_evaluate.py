@@ -15,7 +15,7 @@ from command_line import TINY, failure, run
 import specjax
 from specjax.measure import mean_interval
 from specjax.rollouts import Sampler, compare_scores, find_checkpoints, rollout_keys
-from specjax.rollouts.depths import Depths
+from specjax.rollouts.depths import Depths, Turn
 from specjax.text import Texts
 
 RECORDS = [{"prompt": "def f(", "wanted": "e"}, {"prompt": "import os\n", "wanted": " "}]
@@ -94,7 +94,7 @@ def wanted() -> list[list[list[int]]]:
 
 def test_texts_scores_and_report(command, tmp_path, capsys, monkeypatch):
     """A call that was killed in the middle of a line goes on, and another score decodes nothing."""
-    monkeypatch.setattr(Depths, "best", lambda depths, size, rows: (depths.options[-1], 2))
+    monkeypatch.setattr(Depths, "best", deepest)
     out = tmp_path / "out"
     report = json.loads(run(capsys, *command, "--out", out, "--json").out)
     texts, rows = wanted(), report["checkpoints"]
@@ -217,3 +217,8 @@ def test_paired_differences():
         assert high - low > 5
     narrow, wide = (compare_scores(scores[:, :, :n])[1]["interval"] for n in (4, 1))
     np.testing.assert_allclose(narrow, wide)
+
+
+def deepest(depths: Depths, size: int, rows: list, **_) -> Turn:
+    """The most drafts in every step, whatever steps take."""
+    return Turn(depths.options[-1], 2, range(len(rows)))

@@ -56,6 +56,19 @@ def test_the_programs_used_last_are_kept():
             keep_programs(most)
 
 
+def test_a_program_that_an_engine_holds_is_freed_when_all_are():
+    """It stays while others are used, and after `clear_programs` it is compiled again."""
+    keep_programs(1)
+    before, x = living(), np.ones(6, np.float32)
+    held = _scale.bound(2.0, x)
+    assert (np.asarray(held(x)) == 2).all()
+    _scale(3.0, x)
+    assert living() == before + 2
+    clear_programs()
+    assert living() <= before
+    assert (np.asarray(held(x)) == 2).all() and len(_scale.jitted()) == 1
+
+
 def test_generate_keeps_as_many_structures_as_it_is_told():
     """The programs of decoding are bounded; a structure that was dropped is compiled again, says
     so, and gives the same text."""

@@ -13,7 +13,8 @@ import specjax
 from specjax import Decoder, DraftModel, LanguageModel, Match, Params
 from specjax.generation import place
 from specjax.models import Packed
-from specjax.models.quantised import Int8, int8_dot_general, quantise
+from specjax.models.int8 import Int8, int8_dot_general
+from specjax.models.quantised import quantise
 
 
 @functools.cache

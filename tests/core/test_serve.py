@@ -102,6 +102,9 @@ def test_increments_are_the_text():
         assert "".join(piece.text for piece in made) == served.text
         assert [token for piece in made for token in piece.tokens] == served.tokens
         assert [guess for piece in made for guess in piece.guesses] == served.guesses
+        # Pieces are made now, and until then an increment holds none of the tokens before it.
+        assert all(isinstance(x, int) for piece in made for x in piece._pieces.args)
+        assert [part for piece in made for part in piece.pieces] == served.pieces
         parts = [np.asarray(piece.logprobs.raw) for piece in made if piece.tokens]
         assert np.array_equal(np.concatenate(parts), served.logprobs.raw)
     assert served.logprobs.top_ids.shape == (40, 1)
@@ -129,6 +132,62 @@ def test_a_row_takes_steps_of_its_own_width(monkeypatch):
         handle.result(60)
     assert len({width for width, _ in ran}) > 1
     assert all(moved <= {width} for width, moved in ran)
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_turn_is_launched_before_the_last_one_is_read(monkeypatch, logprobs):
+    """Else the device would wait for the host after each turn; also for log-probabilities.  These
+    are asked for before the tokens, which several processes compare before they are asked more."""
+    made = engine()
+    device, ran, reads = made._device, [], []  # of each reading: the turn, and those launched then
+    asks = []
+    run = device.run
+
+    def counted_run(*arguments):
+        ran.append(None)
+        run(*arguments)
+
+    def counted_reading(ask):
+        def asked(*arguments):
+            asks.append(ask.__name__)
+            news, turn = ask(*arguments), len(ran)
+
+            def wait():
+                reads.append((turn, len(ran)))
+                return news()
+
+            return wait
+
+        return asked
+
+    monkeypatch.setattr(device, "run", counted_run)
+    monkeypatch.setattr(device, "peek", counted_reading(device.peek))
+    monkeypatch.setattr(device, "recorded", counted_reading(device.recorded))
+    served = made.submit(ask(max_new_tokens=80, logprobs=logprobs)).result(60)
+    assert len(served.tokens) == 80 and len(ran) > 3
+    each = 1 if logprobs is None else 2
+    assert asks == ["recorded", "peek"][2 - each :] * len(ran)
+    assert [turn for turn, _ in reads] == [n for n in range(1, len(ran) + 1) for _ in range(each)]
+    assert all(launched == turn + 1 for turn, launched in reads[:-each])
+
+
+@pytest.mark.parametrize(("accelerator", "steps"), [(False, 4), (True, 7)])
+def test_a_turn_is_shorter_while_a_slot_is_free(monkeypatch, accelerator, steps):
+    """But not where its steps may take less than the host, for which the device would wait."""
+    made = engine()
+    monkeypatch.setattr(made._device, "pads", accelerator)
+    monkeypatch.setattr(made._scheduler, "_steps", 7)
+    assert made._scheduler._steps_now() == steps
+
+
+def test_a_turn_that_took_minutes_delays_nobody():
+    """As in a process that was stopped: later turns do not wait for a share of such a turn."""
+    made = engine()
+    made._scheduler.call(lambda: setattr(made._scheduler, "_step_seconds", 1e4))
+    began = time.perf_counter()
+    made.submit(ask(max_new_tokens=60)).result(60)
+    assert time.perf_counter() - began < 30
+    made._scheduler.call(lambda: setattr(made._scheduler, "_step_seconds", 0.0))
 
 
 def test_texts_of_one_seed_differ_by_their_index():

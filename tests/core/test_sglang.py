@@ -270,7 +270,6 @@ def test_flush(port, engine):
         ("/update_weights_from_disk", {}, "model_path"),
         ("/update_weights_from_disk", {"model_path": "org/name"}, "no folder of this machine"),
         ("/update_weights_from_disk", {"model_path": "x", "load_format": "pt"}, "safetensors"),
-        ("/update_weights_from_disk", {"model_path": "x", "flush_cache": False}, "send true"),
     ],
 )
 def test_bad_bodies_are_refused(port, path, body, message):

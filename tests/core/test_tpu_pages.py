@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specjax import kernels
-from specjax.caches import Pages, pages
+from specjax.caches import CACHE_DTYPES, Pages, pages, stored
 from specjax.models import attend
 
 COUNT = 20
@@ -60,29 +60,55 @@ def test_attention_is_that_of_the_plain_path(sizes, softcap, sunk, dtype):
     np.testing.assert_array_equal(moved, made)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [None, *CACHE_DTYPES])
+@pytest.mark.parametrize("latent", [False, True])
+def test_pages_of_8_bits_and_of_latent_vectors_are_those_of_the_plain_path(latent, kind):
+    """Latent vectors are the values and a part of the keys, and are read once for both."""
+    query, keys, values, table, visible = drawn(2, 3, 1, 6, 32, 16, 4, "float32")
+    if kind is not None:
+        keys, values = (stored(x, CACHE_DTYPES[kind]) for x in (keys, values))
+    turned = jnp.flip(query, 2)
+    queries, pools = (query, turned) if latent else query, (values, keys) if latent else keys
+    given = None if latent else values
+    assert kernels.takes_pages_on_tpu(queries, pools, given)
+    for width in (1, 3):
+        some = jax.tree.map(lambda x, width=width: x[:, :width], queries)
+        rest = table, visible[:, :width], 0.2
+        made = kernels.few_queries_of_pages_on_tpu(some, pools, given, *rest, interpret=True)
+        held = jax.tree.map(lambda x: Pages(x, table), pools)
+        mine = held[0] if latent else Pages(values, table)
+        plain = attend(some, held, mine, visible[:, :width], 0.2)
+        assert made.dtype == plain.dtype == query.dtype
+        np.testing.assert_allclose(made, plain, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", *CACHE_DTYPES])
 @pytest.mark.parametrize(("width", "page"), [(1, 32), (5, 16), (40, 32)])
 def test_tokens_are_written_into_their_pages(width, page, dtype):
     """Also where a row has no page, and behind the end of its table; the page 0 stays."""
     random, rows, many = np.random.default_rng(width), 3, 3
-    pool = jnp.asarray(random.normal(size=(COUNT, 2, page, 64)), dtype).at[0].set(0)
-    new = jnp.asarray(random.normal(size=(rows, 2, width, 64)), dtype)
+    kind = jnp.dtype(CACHE_DTYPES.get(dtype, dtype))
+    pool = stored(jnp.asarray(random.normal(size=(COUNT, 2, page, 64))), kind)
+    pool = jnp.where(jnp.arange(COUNT)[:, None, None, None] == 0, jnp.zeros((), kind), pool)
+    new = stored(jnp.asarray(random.normal(size=(rows, 2, width, 64))), kind)
     table = random.permutation(np.arange(1, COUNT))[: rows * many].reshape(rows, many)
     table[0, 1:] = 0
     start = jnp.asarray([page - 1, page * many - 2, page], jnp.int32)
     given = pool, new, jnp.asarray(table, jnp.int32), start
     assert kernels.writes_pages_on_tpu(pool, new)
     made = kernels.write_pages_on_tpu(*given, interpret=True)
-    np.testing.assert_array_equal(made, pages._scatter(*given))
+    assert made.dtype == kind
+    np.testing.assert_array_equal(made.astype(float), pages._scatter(*given).astype(float))
 
 
 def test_what_the_kernels_do_not_take():
-    """Pages of 8 bits, and more queries than fit the memory of a chip."""
+    """Keys and values of two dtypes, 16-bit integers, and more queries than fit a chip's memory."""
     query, keys, values, *_ = drawn(1, 2, 1, 2, 16, 16, 2, "float32")
     assert not kernels.takes_pages_on_tpu(query, keys, values.astype(jnp.int8))
     wide = jnp.zeros((1, 8192, 2, 16))
     assert not kernels.takes_pages_on_tpu(wide, keys, values)
-    assert not kernels.writes_pages_on_tpu(keys.astype(jnp.int8), keys[:1].astype(jnp.int8))
+    assert not kernels.takes_pages_on_tpu((query, query), keys, values)
+    assert not kernels.writes_pages_on_tpu(keys.astype(jnp.int16), keys[:1].astype(jnp.int16))
     # Pages of many heads, and long chunks of a prompt: compiled for a v5e they do not fit.
     many, few = (jax.ShapeDtypeStruct((4, heads, 128, 128), "float32") for heads in (64, 8))
     for pool, taken in ((many, False), (few, True)):

@@ -7,7 +7,7 @@ import pytest
 from bench import rollouts
 from examples import grpo
 from experiments import refresh
-from specjax.rollouts.depths import Depths
+from specjax.rollouts.depths import Depths, Turn
 
 OPTIONS = [
     "--prompts", "2", "--new-tokens", "16", "--steps-per-epoch", "1", "--refresh", "never",
@@ -15,11 +15,15 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+def deepest(depths: Depths, size: int, rows: list, **_) -> Turn:
+    return Turn(depths.options[-1], 2, range(len(rows)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _drafts():
     """Every step reads drafts, whether they pay or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Depths, "best", lambda depths, *_: (depths.options[-1], 2))
+        patch.setattr(Depths, "best", deepest)
         yield
 
 

@@ -12,6 +12,7 @@ from preparing import prepared
 
 import specjax
 from specjax.cli import main, serve
+from specjax.drafters import automatic, on_demand
 from specjax.generation import tuning
 from specjax.generation.warmup import place, warm_up
 from specjax.options.models import Models, drafting
@@ -80,7 +81,8 @@ def test_every_step_of_an_option_takes_it_or_none(target, draft):
     how = {"max_new_tokens": 48, "eos": []}
     (text,) = specjax.generate(target, PROMPTS[:1], proposer="none", **how).tokens
     # The lookup finds the text in a document.
-    call = prepared(target, PROMPTS[:1], draft=draft, proposer="auto", documents=[text], **how)
+    whole = on_demand(automatic(target, draft), False)
+    call = prepared(target, PROMPTS[:1], drafter=whole, documents=[text], **how)
     options = call.decoder.proposer.options
     learned = warm_up(call).learned
     for index, (name, depth) in enumerate(options):

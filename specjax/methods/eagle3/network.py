@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax.caches import BranchCache, KVCache, Memory
+from specjax.kernels import LayersForm
 from specjax.models import (
     MLP,
     Attention,
@@ -24,8 +26,11 @@ from specjax.models import (
     attend,
     cpu_attend,
     dot_general,
+    form_of_layers,
     int8_form,
     on_target,
+    run_whole_layers,
+    together_or_apart,
 )
 from specjax.parallel import Specs
 from specjax.types import Weights
@@ -64,7 +69,18 @@ class FirstLayer(nn.Module):
     config: Eagle3Config
     dense: Callable[..., Dense]
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config.layers
+        self.embedding_norm, self.feature_norm, self.mlp_norm = (Norm(c) for _ in range(3))
+        self.attention = Attention(c, c.window_of(0), self.dense, self.config.attend)
+        self.mlp = MLP(c, self.dense)
+
+    def inputs(self, embedded: Array, features: Array) -> tuple[Array, Array]:
+        """Returns the residual stream [B, N, E], and what attention reads, [B, N, 2 E]."""
+        token, feature = self.embedding_norm(embedded), self.feature_norm(features)
+        residual = feature if self.config.norm_before_residual else features
+        return residual, jnp.concatenate([token.astype(feature.dtype), feature], axis=-1)
+
     def __call__(
         self,
         embedded: Array,
@@ -73,16 +89,10 @@ class FirstLayer(nn.Module):
         memory: Memory | None,
         visible: Array | None,
     ) -> tuple[Array, tuple[Array, Array]]:
-        c = self.config.layers
-        token = Norm(c, name="embedding_norm")(embedded)
-        feature = Norm(c, name="feature_norm")(features)
-        residual = feature if self.config.norm_before_residual else features
-        attend = self.config.attend
-        attention = Attention(c, c.window_of(0), self.dense, attend, name="attention")
-        both = jnp.concatenate([token.astype(feature.dtype), feature], axis=-1)
-        mixed, written = attention(both, rotations, memory, visible)
+        residual, both = self.inputs(embedded, features)
+        mixed, written = self.attention(both, rotations, memory, visible)
         x = residual + mixed
-        return x + MLP(c, self.dense, name="mlp")(Norm(c, name="mlp_norm")(x)), written
+        return x + self.mlp(self.mlp_norm(x)), written
 
 
 class Eagle3(nn.Module):
@@ -143,6 +153,11 @@ class Eagle3(nn.Module):
           matrix takes, and the cache with the pairs staged.
         """
         c = self.config.layers
+        form = self._form(features, cache)
+        if form is not None:
+            x, cache = self._whole_layer(form, embedded, features, positions, cache, mask)
+            normed = self.norm(x)
+            return normed if self.config.feeds_normed else x, normed, cache
         ropes = {c.rope_of(i) for i in range(c.num_layers)}
         rotations = {
             rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes
@@ -160,6 +175,50 @@ class Eagle3(nn.Module):
             cache = cache.with_layers(written)
         normed = self.norm(x)
         return normed if self.config.feeds_normed else x, normed, cache
+
+    def _form(self, features: Array, cache: KVCache | BranchCache | None) -> LayersForm | None:
+        """Returns the form of a head of one layer that a kernel runs as a whole, or None."""
+        c = self.config
+        if self.is_initializing() or c.layers.num_layers > 1:
+            return None
+        held = [self.variables["params"]["layers_0"]]
+        product, attend = self.dot_general, c.attend
+        return form_of_layers(c.layers, product, attend, held, features, cache, normed=False)
+
+    def _whole_layer(
+        self,
+        form: LayersForm,
+        embedded: Array,
+        features: Array,
+        positions: Array,
+        cache: Any,
+        mask: Array | None,
+    ) -> tuple[Array, KVCache]:
+        """Returns the output of the only layer, and the cache with the pairs staged."""
+        c, layer = self.config.layers, self.layers[0].clone(parent=None)
+
+        def together(
+            params: Weights, embedded: Array, x: Array, positions: Array, cache: Any, mask: Any
+        ) -> tuple[Array, KVCache]:
+            residual, both = layer.apply({"params": params}, embedded, x, method="inputs")
+            streams, cache = run_whole_layers(
+                form, c, [params], residual, positions, cache, mask, both
+            )
+            return streams[1], cache
+
+        def apart(
+            params: Weights, embedded: Array, x: Array, positions: Array, cache: Any, mask: Any
+        ) -> tuple[Array, KVCache]:
+            rope, memory = c.rope_of(0), cache.layer(0)
+            turned = None if rope is None else rope.rotations(positions, c.head_dim)
+            visible = memory.visible(positions, mask, c.window_of(0))
+            given = embedded, x, turned, memory, visible
+            x, written = layer.apply({"params": params}, *given)
+            return x, cache.with_layers([written])
+
+        params = self.variables["params"]["layers_0"]
+        inputs = embedded, features, positions, cache, mask
+        return together_or_apart(together, apart, params, *inputs)
 
     def everything(self, features: Array, embedded: Array, positions: Array) -> Array:
         """Runs `fuse` and one pass, so that `init` makes every parameter."""

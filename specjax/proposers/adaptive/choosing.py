@@ -24,6 +24,13 @@ class Part:
     able: Array  # [B] bool: it can draft
     late: Array  # [B] what it has to read first, in steps of plain decoding
     trials: Trials
+    # [B, W'] if its drafts are trees: those of chains instead, whose options come after the others
+    chains: Array | None = None
+
+    @property
+    def forms(self) -> list[Array]:
+        """The gains of each form of its drafts."""
+        return [self.gains] if self.chains is None else [self.gains, self.chains]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,27 +107,33 @@ def choose(
     )
     first = 1
     for part, late in zip(parts, lates, strict=True):
-        sizes = part.gains.shape[1]
-        own = seconds[..., first : first + sizes - 1] / plain
-        # More nodes than it has drafts for give as much as all of its drafts.
-        wider = jnp.pad(part.gains, ((0, 0), (0, len(widths) - sizes)), mode="edge")
-        best = jnp.maximum(best, wider)
-        gains = of_batch(best[:, :sizes]), of_batch(part.gains)
-        # Alone it counts as a trial, or a part that always promises less would never be tried.
-        times = [own * waits(each) for each in gains]
-        # The wait counts against plain decoding only.  Among numbers of drafts it would favour few
-        # drafts too much: rows that draft wait for each other in any case.
-        pays = gains[0][:, 1:] / (times[0] + late[:, None] / policy.stays) > 1 + policy.margin
-        pays &= ~part.trials.barred[:, None]
-        quotients.append(
-            jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / policy.stays), 0.0)
-        )
-        times = [each + late[:, None] for each in times]
-        hopeful = jnp.ones((), bool)
-        if levels is not None:
-            hopeful = ((1 + levels[1:sizes]) / own > 1 + policy.margin).any(-1)
-        options.append((first, gains[0][:, 1:], times[0], gains[1][:, 1:], times[1], hopeful))
-        first += sizes - 1
+        begins, found, others = first, list[tuple[Array, ...]](), best
+        for form in part.forms:
+            sizes = form.shape[1]
+            own = seconds[..., first : first + sizes - 1] / plain
+            # More nodes than it has drafts for give as much as all of its drafts.
+            wider = jnp.pad(form, ((0, 0), (0, len(widths) - sizes)), mode="edge")
+            wider = jnp.maximum(others, wider)
+            best = jnp.maximum(best, wider)
+            gains = of_batch(wider[:, :sizes]), of_batch(form)
+            # Alone it counts as a trial, or a part that always promises less would never be tried.
+            times = [own * waits(each) for each in gains]
+            # The wait counts against plain decoding only.  Among numbers of drafts it would favour
+            # few drafts too much: rows that draft wait for each other in any case.
+            pays = gains[0][:, 1:] / (times[0] + late[:, None] / policy.stays) > 1 + policy.margin
+            pays &= ~part.trials.barred[:, None]
+            quotients.append(
+                jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / policy.stays), 0.0)
+            )
+            times = [each + late[:, None] for each in times]
+            hopeful = jnp.ones((), bool)
+            if levels is not None:
+                hopeful = ((1 + levels[1:sizes]) / own > 1 + policy.margin).any(-1)
+            hopeful = jnp.broadcast_to(hopeful, rows)[:, None]
+            found.append((gains[0][:, 1:], times[0], gains[1][:, 1:], times[1], hopeful))
+            first += sizes - 1
+        joined = [jnp.concatenate(each, axis=1) for each in zip(*found, strict=True)]
+        options.append((begins, *joined[:4], joined[4].any(1)))
     option = jnp.argmax(jnp.concatenate(quotients, axis=1), axis=1).astype(jnp.int32)
     one = jnp.ones((rows, 1), jnp.float32)
     taken = jnp.concatenate([one, *(gains for _, gains, *_ in options)], axis=1)

@@ -27,7 +27,7 @@ from specjax.proposers.adaptive.state import (
 from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.catch_up import AT_ONCE
-from specjax.proposers.combine import best_nodes, ranked, with_logits
+from specjax.proposers.combine import Calibrated, best_nodes, ranked, with_logits
 from specjax.proposers.own_text import OwnText
 from specjax.types import ABSENT, Block, Proposal
 
@@ -58,12 +58,14 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
       widths: ascending numbers of tokens that the target may read of a row; from 1 to the greatest
         depth + 1, or to the nodes of a tree.
       policy: the numbers of the choice.
+      brief: compile sooner, for steps that may take longer (`Proposer.brief`).
     """
 
     lookup: Proposer | None
     drafter: Proposer | None
     widths: tuple[int, ...]
     policy: Policy = POLICY
+    brief: bool = False
 
     def __post_init__(self) -> None:
         parts = [part for part in (self.lookup, self.drafter) if part is not None]
@@ -112,6 +114,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
     def options(self) -> tuple[tuple[str, int], ...]:
         """The options of a step: plain decoding, and each proposer with each number of drafts.
 
+        A drafter of trees also has chains, of the first child of each node, which are read in the
+        passes of trees.
         Over a tree of more nodes than the lookup has, the lookup has fewer options.
         """
         last = 0 if self.drafter is None else len(self.widths)
@@ -119,7 +123,15 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             ("plain", 0),
             *(("lookup", width - 1) for width in self.widths[1 : 1 + self._lookups]),
             *(("drafter", width - 1) for width in self.widths[1:last]),
+            *(("chain", width - 1) for width in self.chain_widths[1:]),
         )
+
+    @property
+    def chain_widths(self) -> tuple[int, ...]:
+        """The widths of the chains that are options beside trees, from 1."""
+        if not self._is_tree or not isinstance(self.drafter, Calibrated):
+            return (1,)
+        return tuple(width for width in self.widths if width <= self.max_depth + 1)
 
     def check(self, rule: Rule) -> None:
         for part in (self.lookup, self.drafter):
@@ -165,7 +177,10 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             needed=jnp.ones(rows, jnp.float32),
             weight=jnp.zeros(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
-            trees=TreeGains.start(rows, self.widths) if self._is_tree else None,
+            trees=TreeGains.start(rows, self.widths, params.trees) if self._is_tree else None,
+            chains=TreeGains.start(rows, self.chain_widths, params.chains)
+            if self._is_tree
+            else None,
             last=LastTree.none(rows, self.num_nodes, self.max_depth) if self._is_tree else None,
         )
 
@@ -222,7 +237,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         """[B] the time in which the drafter reads `missed` tokens, in steps without drafts."""
         if self.drafter is None or not self.drafter.resumes:
             return jnp.zeros(missed.shape, jnp.float32)
-        seconds = seconds[..., 1 + self._lookups :] / seconds[..., :1]
+        begin = 1 + self._lookups
+        seconds = seconds[..., begin : begin + len(self.widths) - 1] / seconds[..., :1]
         # A draft costs no more than this: the target also reads the drafts of a step.
         passes = jnp.minimum(jnp.array(self.widths[1:]) - 1, self.max_depth)
         draft = jnp.min((seconds - 1) / passes, axis=-1)
@@ -254,12 +270,19 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         alone = jnp.ones((rows, len(drafts)), jnp.float32)
         looked = alone if self.lookup is None else gains[:, 0]
         drafted = alone if self.drafter is None else gains[:, -1]
-        trees = None
+        straight = None
         if state.trees is not None and state.last is not None:
-            trees = state.trees.after(*state.last.outcome(self.widths, context.pending))
+            last, right = state.last, state.last.right(context.pending)
+            trees, chains = state.trees, state.chains
+            trees = trees.after(*last.outcome(self.widths, *right))
             drafted = trees.tokens(self.widths, self.max_depth, params.prior[1])
             drafted = jnp.where(limit[:, None] > 0, drafted, alone)
-            state = dataclasses.replace(state, trees=trees)
+            if chains is not None and len(self.chain_widths) > 1:
+                sizes = self.chain_widths
+                chains = chains.after(*last.chain_outcome(sizes, *right))
+                straight = chains.tokens(sizes, self.max_depth, params.prior[1])
+                straight = jnp.where(limit[:, None] > 0, straight, alone[:, : len(sizes)])
+            state = dataclasses.replace(state, trees=trees, chains=chains)
         alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
         length = context.length
         if length is not None and context.text_is_fixed:  # one option for all: the longest text's
@@ -268,10 +291,10 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         late = self._late(seconds, state.missed)
         looks = looked[:, : 1 + self._lookups]
         parts = [
-            Part(name, gains, able, wait, known.trials)
-            for name, gains, able, wait, known in (
-                ("lookup", looks, present > 0, jnp.zeros_like(late), state.lookup),
-                ("drafter", drafted, alive, late, state.drafter),
+            Part(name, gains, able, wait, known.trials, chains)
+            for name, gains, able, wait, known, chains in (
+                ("lookup", looks, present > 0, jnp.zeros_like(late), state.lookup, None),
+                ("drafter", drafted, alive, late, state.drafter, straight),
             )
             if known is not None
         ]
@@ -282,9 +305,16 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         forced = params.forced != MEASURED
         option = jnp.where(forced, params.forced, choice.option)
         depth = jnp.array([depth for _, depth in self.options], jnp.int32)[option]
-        uses = jnp.array([name == "drafter" for name, _ in self.options])[option]
+        uses = jnp.array([name in ("drafter", "chain") for name, _ in self.options])[option]
+        chained = jnp.array([name == "chain" for name, _ in self.options])[option]
         column = jnp.searchsorted(drafts, depth)[:, None]
-        worse = jnp.take_along_axis(looked < drafted, column, axis=1)[:, 0]
+        gained = jnp.take_along_axis(drafted, column, axis=1)[:, 0]
+        if straight is not None:
+            column = jnp.minimum(column, straight.shape[1] - 1)
+            of_chain = jnp.take_along_axis(straight, column, axis=1)[:, 0]
+            gained = jnp.where(chained, of_chain, gained)
+        worse = jnp.take_along_axis(looked, jnp.searchsorted(drafts, depth)[:, None], axis=1)[:, 0]
+        worse = worse < gained
         # In a trial it drafts even where the lookup promises more, or nothing would be learned.
         worse |= (present == 0) | choice.tried | forced
         uses_drafter = uses & (limit > 0) & worse
@@ -294,11 +324,12 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             own = jnp.where(uses_drafter, jnp.minimum(depth, limit), 0)
             if self._is_tree:
                 # A row's tree must not depend on the depth of other rows' trees.
-                context = dataclasses.replace(context, num_drafts=own)
+                chains = None if straight is None else chained
+                context = dataclasses.replace(context, num_drafts=own, chains=chains)
             # Its pass reads every row, so all of them read what they missed.
             made, state = self._draft(params, state, context, deepest, limit > 0)
             if state.last is not None:
-                made, state = self._best(made, state, depth, own)
+                made, state = self._best(made, state, depth, own, chained)
             proposal = made if found is None else _either(uses_drafter, made, found)
         assert proposal is not None
         offered = jnp.minimum(jnp.minimum(_count(proposal), depth), limit)
@@ -324,12 +355,12 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         return dataclasses.replace(proposal, parent=parent), state
 
     def _best(
-        self, made: Proposal, state: AdaptiveState, drafts: Array, levels: Array
+        self, made: Proposal, state: AdaptiveState, drafts: Array, levels: Array, chain: Array
     ) -> tuple[Proposal, AdaptiveState]:
         """Keeps the best `drafts` [B] of trees of so many levels [B], and remembers all of them."""
         assert state.last is not None
         _, place = ranked(made)
-        last = LastTree.of(made, place, levels, state.last)
+        last = LastTree.of(made, place, levels, chain, state.last)
         return best_nodes(made, place, drafts + 1), dataclasses.replace(state, last=last)
 
     def observe(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:

@@ -27,6 +27,9 @@ class AdaptiveParams:
     prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
     pause: Array  # [2] int32: steps before the first trial of each, if by `prior` it will not pay
     contexts: Array | None = None  # [C] int32, ascending: the longest text of each row of `seconds`
+    # [W, 2] for a drafter of trees: what trees, and chains, of each width gave in earlier texts
+    trees: Array | None = None
+    chains: Array | None = None
 
     def seconds_at(self, length: Array | None) -> Array:
         """Returns [..., O]: the seconds for texts of so many tokens [...]; None: for the shortest.
@@ -67,6 +70,7 @@ class AdaptiveState:
     tried: Array  # [B] bool: was the last step a trial?
     together: Array  # [B] bool: do all rows take one option?
     trees: TreeGains | None  # of a drafter of trees
+    chains: TreeGains | None  # of its chains, if they are options
     last: LastTree | None
 
     def rates_by_part(self) -> dict[int, Rates]:

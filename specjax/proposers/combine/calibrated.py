@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -15,6 +16,9 @@ from specjax.contract import Context, Loaded, Proposer, Wrapper
 from specjax.proposers.combine.judging import right_nodes
 from specjax.proposers.combine.survival import TRUSTED, Survival
 from specjax.types import ABSENT, Block, Proposal
+
+_SIBLING = -60.0
+"""The log-chance of a sibling in a row whose tree is to be a chain."""
 
 _InnerT = TypeVar("_InnerT")
 _StateT = TypeVar("_StateT")
@@ -93,7 +97,7 @@ class Calibrated(Wrapper[_InnerT, Any, _InnerT], Generic[_InnerT, _StateT]):
         self, params: _InnerT, state: CalibratedState[_StateT], context: Context
     ) -> tuple[Proposal, CalibratedState[_StateT]]:
         survival = state.survival.after(state.given, *_outcomes(state, context.pending))
-        context = dataclasses.replace(context, survival=survival.chance)
+        context = dataclasses.replace(context, survival=_chances(survival, context.chains))
         proposal, inner = self.inner.propose(params, state.inner, context)
         assert proposal.given is not None  # `estimates`
         parent = proposal.parent
@@ -157,6 +161,19 @@ class Calibrated(Wrapper[_InnerT, Any, _InnerT], Generic[_InnerT, _StateT]):
     def _without(self, state: CalibratedState[_StateT]) -> CalibratedState[_StateT]:
         """Returns the state without the last proposal, from which nothing will be learned."""
         return dataclasses.replace(state, parent=jnp.full_like(state.parent, ABSENT))
+
+
+def _chances(survival: Survival, chains: Array | None) -> Callable[[Array], Array]:
+    """Returns the chances of children; of rows with chains the first child has all of it."""
+
+    def chance(given: Array) -> Array:
+        learned = survival.chance(given)
+        if chains is None:
+            return learned
+        straight = jnp.where(jnp.arange(given.shape[-1]) == 0, 0.0, _SIBLING)
+        return jnp.where(chains[:, None, None], straight, learned)
+
+    return chance
 
 
 def _outcomes(state: CalibratedState[_StateT], pending: Array) -> tuple[Array, Array, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import functools
 import hmac
 import json
@@ -145,6 +146,43 @@ class Service:
         self.weight_version = body.weight_version or self.weight_version
         message = "Succeeded to update model weights."
         return JSONResponse({"success": True, "message": message, "num_paused_requests": count})
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"weight_version": self.weight_version})
+
+    async def set_version(self, request: Request) -> Response:
+        body = parse(sglang.Version, await self._body(request))
+        if body.abort_all_requests:
+            for handles in list(self.rids.values()):
+                following.cancel(handles)
+        self.weight_version = body.new_version
+        return JSONResponse({
+            "success": True, "new_version": body.new_version,
+            "message": f"Weight version updated to {body.new_version}",
+        })  # fmt: skip
+
+    async def loads(self, request: Request) -> Response:
+        """Says how many requests run and wait, as a trainer asks until there is none."""
+        load = self.engine.load()
+        return JSONResponse({
+            "timestamp": datetime.datetime.now(datetime.UTC).isoformat(), "dp_rank_count": 1,
+            "loads": [{
+                "dp_rank": 0, "num_running_reqs": load.running, "num_waiting_reqs": load.waiting,
+                "num_total_reqs": load.running + load.waiting, "token_usage": load.cache_share,
+            }],
+        })  # fmt: skip
+
+    async def elsewhere(self, request: Request) -> Response:
+        path = request.url.path.strip("/")
+        raise Problem(501, f"/{path} is no route of this server: {sglang.ELSEWHERE[path]}")
+
+    async def server_info(self, request: Request) -> Response:
+        engine = self.engine
+        info = json.loads(bytes((await self.model_info(request)).body))
+        return JSONResponse({
+            **info, "served_model_name": engine.target.name, "tp_size": 1, "dp_size": 1,
+            "pp_size": 1, "ep_size": 1, "context_length": engine.checker.room,
+        })  # fmt: skip
 
     async def model_info(self, request: Request) -> Response:
         target = self.engine.target
@@ -447,7 +485,8 @@ def _seen(request: Request, body: _SampledT) -> tuple[_SampledT, Seen | None]:
 
 _ADMIN_PATHS = (
     "/pause_generation", "/continue_generation", "/flush_cache", "/abort_request",
-    "/update_weights_from_disk",
+    "/update_weights_from_disk", "/update_weight_version",
+    *(f"/{name}" for name in sglang.ELSEWHERE),
 )  # fmt: skip
 
 _LORAX_PATHS = ("/", "/generate", "/generate_stream")
@@ -474,6 +513,15 @@ def make_app(engine: Engine, limits: Limits | None = None) -> Starlette:
         ("/pause_generation", "POST", service.pause),
         ("/continue_generation", "POST", service.go_on),
         ("/flush_cache", "POST", service.flush),
+        ("/flush_cache", "GET", service.flush),
+        ("/update_weight_version", "POST", service.set_version),
+        ("/weight_version", "GET", service.version),
+        ("/get_weight_version", "GET", service.version),
+        ("/v1/loads", "GET", service.loads),
+        ("/server_info", "GET", service.server_info),
+        ("/get_server_info", "GET", service.server_info),
+        ("/health_generate", "GET", service.health),
+        *((f"/{name}", "POST", service.elsewhere) for name in sglang.ELSEWHERE),
         ("/abort_request", "POST", service.abort),
         ("/update_weights_from_disk", "POST", service.update_weights),
     ]
@@ -495,7 +543,8 @@ def _guarded(
     handler: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
     """Returns a handler with the checks that all routes share, whose errors become answers."""
-    is_open = path in ("/health", "/ready", "/live") or (path, method) == ("/", "GET")
+    is_open = path in ("/health", "/health_generate", "/ready", "/live")
+    is_open |= (path, method) == ("/", "GET")
     lorax = method == "POST" and path in _LORAX_PATHS
     admin = path in _ADMIN_PATHS
 

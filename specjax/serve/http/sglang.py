@@ -28,7 +28,7 @@ from specjax.serve.http.places import Place, Seen, event_id
 from specjax.serve.http.problems import read, refuse
 from specjax.serve.http.requests import delivered_of
 from specjax.serve.identity import request_hash
-from specjax.text import Words
+from specjax.text import Texts, Words
 from specjax.types import Json
 
 _TOKENS = 128
@@ -41,13 +41,10 @@ class SamplingParams(Body):
     ignored: ClassVar[tuple[str, ...]] = (
         "spaces_between_special_tokens", "stream_interval", "custom_params",
     )  # fmt: skip
-    done: ClassVar[dict[str, object]] = {"skip_special_tokens": True, "no_stop_trim": False}
     refused: ClassVar[dict[str, str]] = {
         "ebnf": "use json_schema or regex",
         "structural_tag": "use json_schema",
         "stop_regex": "use stop",
-        "skip_special_tokens": "output_ids have all tokens",
-        "no_stop_trim": "output_ids have all tokens",
     }
 
     max_new_tokens: Whole = _TOKENS
@@ -60,6 +57,8 @@ class SamplingParams(Body):
     stop: Text | list[Text] | None = None
     stop_token_ids: list[Whole] | None = None
     ignore_eos: Flag = False
+    skip_special_tokens: Flag = True
+    no_stop_trim: Flag = False
     frequency_penalty: Number = 0.0
     presence_penalty: Number = 0.0
     repetition_penalty: Number | None = None
@@ -130,16 +129,38 @@ class WeightsFromDisk(Body):
     ignored: ClassVar[tuple[str, ...]] = (
         "is_async", "torch_empty_cache", "recapture_cuda_graph", "token_step", "manifest",
         "keep_pause",
+        # Keys and values of other weights are never used, whatever a trainer asks for.
+        "flush_cache",
+        # AReaL's spelling, which SGLang ignores, too: AReaL has paused the server before.
+        "abort_all_request",
     )  # fmt: skip
-    done: ClassVar[dict[str, object]] = {"flush_cache": True, "load_format": "safetensors"}
-    refused: ClassVar[dict[str, str]] = {
-        "flush_cache": "keys and values of other weights are never used: send true",
-        "load_format": "this server reads safetensors: leave it out",
-    }
 
     model_path: Text
+    load_format: Literal["auto", "safetensors"] = "auto"
     abort_all_requests: Flag = False
     weight_version: Text | None = None
+
+
+class Version(Body):
+    """The body of `/update_weight_version`."""
+
+    new_version: Text
+    abort_all_requests: Flag = False
+
+
+ELSEWHERE = {
+    name: "this server takes weights from a folder: save them as safetensors, and send "
+    "/update_weights_from_disk"
+    for name in (
+        "init_weights_update_group", "destroy_weights_update_group", "update_weights_from_tensor",
+        "update_weights_from_distributed", "update_weights_from_ipc",
+    )
+} | {
+    name: "this server keeps its memory: run the trainer on other devices, without offloading its "
+    "sampler"
+    for name in ("release_memory_occupation", "resume_memory_occupation")
+}  # fmt: skip
+"""SGLang's routes that this server has not, and what to do instead."""
 
 
 class Items:
@@ -182,7 +203,7 @@ class Items:
         self.seed = secrets.randbits(32) if seen is None else seen.seed
         met = collections.Counter[tuple[int, ...]]()
         self.asked, self.rids, self.wants, self.tops = [], [], [], []
-        self.most, self.greedy = [], []
+        self.most, self.greedy, self.settings = [], [], []
         for prompt, one, want, top, name in zip(prompts, settings, wants, tops, names, strict=True):
             request = _request(engine, prompt, one, top if want else None, self.seed)
             admitted = engine.checker.admit(request)
@@ -195,6 +216,7 @@ class Items:
                 self.wants.append(want)
                 self.tops.append(top)
                 self.most.append(one.max_new_tokens)
+                self.settings.append(one)
                 self.greedy.append(float(admitted.row.sampling.temperature[0]) == 0)
         stops = [one.prepared.texts.stops for one, _ in self.asked]
         self.digest = request_hash(
@@ -230,7 +252,12 @@ class Answers:
     def whole(self, served: Sequence[Served]) -> Json:
         """Returns an object, or a list of them for several texts."""
         made: list[Json] = [
-            self._one(number, one.text, one, self._reason(number, one))
+            self._one(
+                number,
+                self._text(number, one.texts, one.tokens, one.text),
+                one,
+                self._reason(number, one),
+            )
             for number, one in enumerate(served)
         ]
         return made[0] if self.items.single else made
@@ -254,13 +281,17 @@ class Answers:
                 if place.tail:
                     continue
                 place.tail = 1
-                chunk = self._chunk(number, new.text, new, self._reason(number, new))
+                text = self._text(number, new.texts, new.tokens, new.text)
+                chunk = self._chunk(number, text, new, self._reason(number, new))
             else:
                 if new.start and not news[number]:
                     news[number].append(handles[number].before(new))
                 news[number].append(new)
                 place.add(new.tokens)
-                text = "".join(x.text for x in news[number])
+                text, tokens = "".join(x.text for x in news[number]), []
+                for one in news[number]:
+                    tokens += one.tokens
+                text = self._text(number, handles[number].texts, tokens, text)
                 chunk = self._chunk(number, text, news[number], None)
             place.characters = len(chunk["text"])
             yield chunk, event_id(model, self.items.digest, self.items.seed, places)
@@ -319,6 +350,25 @@ class Answers:
             for values, ids in zip(part.logprobs.top, part.logprobs.top_ids, strict=True)
         ][: len(part.tokens)]
 
+    def _text(self, number: int, texts: Texts, tokens: list[int], text: str) -> str:
+        """Returns what a body shows of a text: special tokens and what has ended it, if it asks.
+
+        Args:
+          tokens: of the text so far; one that ends it can only be the last.
+          text: theirs, without special tokens and without a stop string.
+        """
+        asked = self.items.settings[number]
+        if asked.skip_special_tokens and not asked.no_stop_trim:
+            return text
+        stop = None
+        if not asked.no_stop_trim and tokens:
+            ends = set(self.items.asked[number][0].prepared.eos[0].tolist())
+            tokens = tokens[:-1] if tokens[-1] in ends else tokens
+            stop = _stop_of(texts, tokens)
+        text = texts.decode(0, tokens, special=not asked.skip_special_tokens)
+        # The name of a special token before it may hold the same characters.
+        return text if stop is None or stop not in text else text[: text.rindex(stop)]
+
     def _reason(self, number: int, served: Served) -> Json:
         if served.finish == "limit":
             return {"type": "length", "length": self.items.most[number]}
@@ -326,9 +376,14 @@ class Answers:
             return {"type": "abort", "message": "the request was aborted"}
         if served.finish == "eos":
             return {"type": "stop", "matched": served.tokens[-1]}
-        text = served.texts.decode(0, served.tokens)
-        found = [stop for stop in served.texts.stops if stop in text]
-        return {"type": "stop", "matched": min(found, key=text.find) if found else None}
+        return {"type": "stop", "matched": _stop_of(served.texts, served.tokens)}
+
+
+def _stop_of(texts: Texts, tokens: list[int]) -> str | None:
+    """Returns the stop string that ends the text of these tokens, if one does."""
+    text = texts.decode(0, tokens)
+    found = [stop for stop in texts.stops if stop in text]
+    return min(found, key=text.find) if found else None
 
 
 def checkpoint(engine: Engine, body: WeightsFromDisk):

@@ -1,0 +1,111 @@
+"""Runs the decoder layers of a network for few tokens in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax._internal.processors import processors
+from specjax.kernels import available
+from specjax.kernels.layer_forms import LayersForm
+from specjax.kernels.narrow import most_rows
+from specjax.kernels.queries import LARGEST
+
+_EACH = 16
+"""The columns of matrices are a multiple of it, since parts begin at multiples."""
+
+_PROMPT = 512
+"""The most rows on a few processors with vectors of 512 bits, where a prompt of the shipped target
+takes three quarters of the time that XLA takes, and one of 110M parameters about as long.
+"""
+
+_PROCESSORS = 8
+"""The most processors on which prompts take the kernel: measured on two, and XLA's products may
+spread over many better than five phases that wait for one another.
+"""
+
+_STREAMS = 2**24
+"""The most numbers of the streams that a prompt leaves behind its layers: 64 MB."""
+
+
+def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bool:
+    """Returns whether `whole_layers` runs layers of this form.
+
+    Args:
+      rows: of the pass, B N.
+      streams: the numbers of a row in the streams behind all layers, L E.
+      columns: the sizes of all rows and columns of the matrices.
+    """
+    prompt = available.lanes() >= 16 and processors() <= _PROCESSORS
+    prompt = prompt and rows * streams <= _STREAMS
+    return (
+        0 < rows <= (_PROMPT if prompt else most_rows(form.weight))
+        and 0 < form.dim <= LARGEST
+        and all(size > 0 and size % _EACH == 0 for size in columns)
+        and available.made("layers", form.weight, form) is not None
+    )
+
+
+def whole_layers(
+    form: LayersForm,
+    x: Array,
+    read: Array,
+    rotations: tuple[Array, Array],
+    visible: Array,
+    starts: Array,
+    layers: Sequence[Mapping[str, Array]],
+    heads: int,
+    numbers: tuple[float, float, float, float],
+) -> tuple[list[Array], list[tuple[Array, Array]]]:
+    """Runs layers in a program for one CPU.
+
+    Args:
+      form: of all layers.
+      x: [B, N, E] float32, the stream before the first layer.
+      read: x if the layers are `normed`, else [B, N, F], from which queries are made.
+      rotations: cosines and sines [B, N, 1, R / 2] float32.
+      visible: [B or 1, N, S] bool, the slots that a token attends to.
+      starts: [B] int32, the slot of the first token.
+      layers: by `form.names`, the parameters of each layer, and its keys and values [B, K, S, D].
+      heads: H.
+      numbers: the scale of scores, their softcap (or any number), eps, and what is added to the
+        weights of norms.
+
+    Returns:
+      The stream [B, N, E] after each layer, and keys and values with the tokens staged.
+    """
+    target = available.made("layers", form.weight, form)
+    if target is None:
+        raise ValueError(f"no kernel of layers in {form.weight} on this CPU; ask `takes_layers`")
+    batch, width, embed = x.shape
+    first = layers[0]
+    key_heads = first["keys"].shape[1]
+    gate = first["gate"]
+    inner = gate.shape[1 if form.weight == "float32" else 0]
+    shapes = (
+        (len(layers), batch, width, embed),
+        (batch, width, heads, form.dim),
+        *[(batch, width, key_heads, form.dim)] * 2,
+        (batch, width, heads, form.dim),
+        (batch, width, embed),
+        *[(batch, width, inner)] * 2,
+    )
+    given: list[Array] = [
+        x, read, *rotations, visible, jnp.asarray(numbers, jnp.float32), starts.astype(jnp.int32),
+    ]  # fmt: skip
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    aliases = {}
+    for layer in layers:
+        for name in form.names:
+            if name in ("keys", "values"):
+                aliases[len(given)] = len(results)
+                results.append(jax.ShapeDtypeStruct(layer[name].shape, layer[name].dtype))
+            given.append(layer[name])
+    call = jax.ffi.ffi_call(target, results, input_output_aliases=aliases, vmap_method="sequential")
+    made = call(*given)
+    caches = made[len(shapes) :]
+    streams = [made[0][i] for i in range(len(layers))]
+    return streams, list(zip(caches[::2], caches[1::2], strict=True))

@@ -1,0 +1,410 @@
+"""The decoder layers of a pass over few tokens, all in one call.
+
+    read    = norm(x)                                  x: the stream before the layer
+    q, k, v = read Wq, read Wk, read Wv                phase 0, by columns
+    mixed   = attention(rope(norm(q)), rope(norm(k)), v)    1, by rows of the batch and key heads
+    between = x + mixed Wo                             phase 2, by columns
+    inner   = act(norm(between) Wg) * (norm(between) Wu)    3, by columns
+    x       = between + inner Wd                       phase 4, by columns
+
+A part of a phase waits until the phases before it are done, and XLA plans one operation in the
+place of some forty for each layer.  Norms are computed again in each part, since they are short.
+The bits of a token depend on its row alone, as those of products and of attention do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from specjax.kernels.attending import Attention
+from specjax.kernels.columns import share_of
+from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.forms import FORMS, Machine
+from specjax.kernels.functions import exponential, tangent
+from specjax.kernels.layer_forms import LayersForm
+from specjax.kernels.loops import loops
+from specjax.kernels.pieces import Piece
+from specjax.kernels.rounded_rows import RoundedRows
+from specjax.kernels.sharing import wait_for
+
+_Read = Callable[[Value, Value], Value]
+
+PHASES = 5
+_SHARES = 1
+"""Parts of a phase for each thread."""
+
+_ROWS = 64
+"""Rows that are multiplied at once, whose sums stay in the L2 cache."""
+
+_WORTH = 2**16
+"""The multiplications of the products of a phase for which a further part pays."""
+
+
+ARGUMENTS = "x", "read", "cosines", "sines", "visible", "numbers", "starts"
+RESULTS = "streams", "q", "k", "v", "mixed", "between", "inner", "up"
+"""The buffers that no layer has for itself; those from "q" on are memory for the phases."""
+
+
+class Sizes(NamedTuple):
+    """The sizes that the work depends on."""
+
+    batch: Any
+    width: Any
+    embed: Any
+    read: Any  # the numbers that queries are made from
+    turned: Any  # half of the dimensions that are rotated
+    masks: Any
+    slots: Any
+    layers: Any
+    heads: Any
+    key_heads: Any
+    inner: Any
+
+    @property
+    def of_attention(self) -> tuple[Any, ...]:
+        return self.batch, self.width, self.heads, self.key_heads, self.slots, self.masks
+
+
+_PLACES = {
+    "batch": ("x", 0), "width": ("x", 1), "embed": ("x", 2), "read": ("read", 2),
+    "turned": ("cosines", 3), "masks": ("visible", 0), "slots": ("visible", 2),
+    "layers": ("streams", 0), "heads": ("q", 2), "key_heads": ("k", 2), "inner": ("inner", 2),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The `sharing.Phased` work of the layers.
+
+    Its arguments are x [B, N, E], read [B, N, F], cosines and sines [B, N, 1, R / 2], visible
+    [B or 1, N, S], numbers [4] (scale, softcap, eps, and what is added to the weights of norms),
+    and starts [B] in int32: the slot of the first token.  Its results are streams [L, B, N, E]
+    after each layer, and memory: q and mixed [B, N, H, D], k and v [B, N, K, D], between
+    [B, N, E], inner and up [B, N, I].  Numbers are float32, and `visible` is bool.
+    """
+
+    form: LayersForm
+    machine: Machine
+
+    buffers = len(ARGUMENTS) + len(RESULTS)
+    results = len(RESULTS)
+    name = "layers"
+
+    @property
+    def each(self) -> tuple[int, int]:
+        return len(self.form.names), 2
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        order = ARGUMENTS + RESULTS
+        return [(order.index(buffer), axis) for buffer, axis in _PLACES.values()]
+
+    @property
+    def attention(self) -> Attention:
+        form = self.form
+        return Attention("float32", form.dim, form.capped, self.machine)
+
+    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
+        b, s = emit.b, Sizes(*sizes)
+        return b.mul(self._of_phase(emit, s), word(PHASES))
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        b, s = emit.b, Sizes(*sizes)
+        some, mixes = self.shares(emit, s, threads)
+        return b.mul(s.layers, b.add(b.mul(some, word(PHASES - 1)), mixes))
+
+    def shares(self, emit: Emitter, s: Sizes, threads: Value) -> tuple[Value, Value]:
+        """Returns the number of parts of a phase of products, and that of attention."""
+        b = emit.b
+        worth = b.add(b.sdiv(self._of_phase(emit, s), word(_WORTH)), word(1))
+        some = emit.least(worth, b.mul(threads, word(_SHARES)))
+        return some, self.attention.parts(emit, s.of_attention, emit.least(some, threads), worth)
+
+    def _of_phase(self, emit: Emitter, s: Sizes) -> Value:
+        b = emit.b
+        return b.mul(b.mul(s.embed, s.inner), b.mul(s.batch, s.width))
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """Returns attention, and the product."""
+        if self.form.weight == "int8":
+            return *self.attention.pieces, *RoundedRows().pieces
+        return *self.attention.pieces, loops(FORMS[self.form.weight], self.machine)
+
+    def function(self, module: ir.Module) -> ir.Function:
+        places: list[ir.Type] = [FLOAT] * self.buffers
+        order = ARGUMENTS + RESULTS
+        places[order.index("visible")], places[order.index("starts")] = INT8, INT32
+        kinds = [*(kind.as_pointer() for kind in places), *[WORD.as_pointer()] * 2]
+        signature = ir.FunctionType(ir.VoidType(), [*kinds, *[WORD] * (3 + len(_PLACES))])
+        function = ir.Function(module, signature, f"{self.name}_part")
+        function.linkage = "internal"
+        _Part(self, module, function).write_all()
+        return function
+
+
+class _Part:
+    """Writes the instructions of one part."""
+
+    def __init__(self, work: Layers, module: ir.Module, function: ir.Function) -> None:
+        self.form, self.lanes = work.form, work.machine.lanes
+        self.vector = ir.VectorType(FLOAT, self.lanes)
+        self.attention, self.multiply = (piece.declare(module) for piece in work.pieces)
+        self.emit = Emitter(function)
+        b: Any = self.emit.b
+        self.b = b
+        self.head = b.bitcast(b.alloca(ir.ArrayType(FLOAT, self.form.dim)), FLOAT.as_pointer())
+        count = work.buffers
+        held = zip(ARGUMENTS + RESULTS, function.args[:count], strict=True)
+        self.of: dict[str, Value] = dict(held)
+        self.done, table, threads, part, parts, *sizes = function.args[count:]
+        s = self.s = Sizes(*sizes)
+        self.rows = b.mul(s.batch, s.width)
+        self.wide, self.narrow = (
+            b.mul(heads, word(self.form.dim)) for heads in (s.heads, s.key_heads)
+        )
+        self.some, self.mixes = work.shares(self.emit, s, threads)
+        of_layer = b.sdiv(parts, s.layers)
+        layer, self.at = b.sdiv(part, of_layer), b.srem(part, of_layer)
+        self.before = b.sub(part, self.at)
+        self.own = b.gep(table, [b.mul(layer, word(sum(work.each)))])
+        size = b.mul(self.rows, s.embed)
+        first = b.icmp_signed("==", layer, word(0))
+        last = b.gep(self.of["streams"], [b.mul(b.sub(layer, word(1)), size)])
+        self.x = b.select(first, self.of["x"], last)
+        self.next = b.gep(self.of["streams"], [b.mul(layer, size)])
+        self.eps, self.offset = (self.number(i) for i in (2, 3))
+
+    def number(self, index: int) -> Value:
+        return self.emit.read(self.of["numbers"], word(index), FLOAT, 4)
+
+    def buffer(self, name: str, kind: ir.Type = FLOAT) -> Value:
+        """Returns the address of an argument of the layer; caches are those of its results."""
+        names = self.form.names
+        at = names.index(name) + (2 if name in ("keys", "values") else 0)
+        address = self.b.load(self.b.gep(self.own, [word(at)]))
+        return self.b.inttoptr(address, kind.as_pointer())
+
+    def write_all(self) -> None:
+        b, begin = self.b, word(0)
+        phases = (self._project, self._mix, self._add_mixed, self._widen, self._add_inner)
+        for number, phase in enumerate(phases):
+            size = self.mixes if number == 1 else self.some
+            end = b.add(begin, size)
+            mine = b.icmp_signed("<", self.at, end)
+            mine = b.and_(mine, b.icmp_signed(">=", self.at, begin))
+            with b.if_then(mine):
+                wait_for(self.emit, self.done, b.add(self.before, begin))
+                phase(b.sub(self.at, begin))
+            begin = end
+        b.ret_void()
+
+    def _project(self, part: Value) -> None:
+        """Writes queries, keys and values."""
+        read, taken = self.of["read"], None
+        if self.form.normed:
+            read, taken = self._normed(self.x, "attention_norm")
+        s = self.s
+        for name, count in (("q", self.wide), ("k", self.narrow), ("v", self.narrow)):
+            self._product(read, s.read, name, self.of[name], count, part)
+        if taken is not None:
+            self.b.call(self.emit.c("free"), [taken])
+
+    def _mix(self, part: Value) -> None:
+        """Prepares queries, stages keys and values, and attends, for one key head of a row."""
+        b, emit, s = self.b, self.emit, self.s
+        of_row = b.sdiv(self.mixes, s.batch)
+        groups = b.sdiv(s.heads, of_row)
+        row, of_heads = b.sdiv(part, of_row), b.srem(part, of_row)
+        first_head = b.mul(of_heads, groups)
+        key_head = b.sdiv(b.mul(of_heads, s.key_heads), of_row)
+        start = b.sext(emit.read(self.of["starts"], row, INT32, 4), WORD)
+        # As XLA's slices, which lie within an array wherever they are asked to begin.
+        start = emit.least(start, b.sub(s.slots, s.width))
+        start = b.select(b.icmp_signed(">", start, word(0)), start, word(0))
+        keys, values = self.buffer("keys"), self.buffer("values")
+        dim = word(self.form.dim)
+        with emit.loop(word(0), s.width, 1) as (token, _, _):
+            number = b.add(b.mul(row, s.width), token)
+            pair = b.add(b.mul(row, s.key_heads), key_head)
+            slot = b.add(b.mul(pair, s.slots), b.add(start, token))
+            at = b.add(b.mul(number, s.key_heads), key_head)
+            for name, cache in (("k", keys), ("v", values)):
+                held, place = (
+                    b.gep(self.of[name], [b.mul(at, dim)]),
+                    b.gep(cache, [b.mul(slot, dim)]),
+                )
+                self._prepare(name, held, key_head, number, place)
+            with emit.loop(first_head, b.add(first_head, groups), 1) as (head, _, _):
+                at = b.add(b.mul(number, s.heads), head)
+                held = b.gep(self.of["q"], [b.mul(at, dim)])
+                self._prepare("q", held, head, number, held)
+        places = [self.of["q"], keys, values, self.of["visible"], self.of["numbers"]]
+        sizes = [part, self.mixes, *s.of_attention]
+        b.call(self.attention, [*places, self.of["mixed"], *sizes])
+
+    def _prepare(self, name: str, held: Value, head: Value, number: Value, place: Value) -> None:
+        """Writes one head of a token to `place`, after its bias, its norm and its rope."""
+        b, emit, form = self.b, self.emit, self.form
+        dim = word(form.dim)
+        bias = b.gep(self.buffer(f"{name}_bias"), [b.mul(head, dim)]) if form.biased else None
+
+        def begin(i: Value, read: _Read) -> None:
+            x = read(held, i)
+            emit.write(x if bias is None else b.fadd(x, read(bias, i)), self.head, i, 4)
+
+        self._each(word(0), dim, begin)
+        if name == "v":
+            self._copy(self.head, place)
+            return
+        if form.head_norms:
+            self._norm(self.head, self.buffer(f"{name}_norm"), self.head, dim)
+        half = self.s.turned
+        cosines, sines = (
+            b.gep(self.of[table], [b.mul(number, half)]) for table in ("cosines", "sines")
+        )
+
+        def turn(i: Value, read: _Read) -> None:
+            other = b.add(i, half)
+            first, second, cosine, sine = (
+                read(*at) for at in ((self.head, i), (self.head, other), (cosines, i), (sines, i))
+            )
+            turned = b.fsub(b.fmul(first, cosine), b.fmul(second, sine))
+            emit.write(turned, self.head, i, 4)
+            turned = b.fadd(b.fmul(second, cosine), b.fmul(first, sine))
+            emit.write(turned, self.head, other, 4)
+
+        self._each(word(0), half, turn)
+        self._copy(self.head, place)
+
+    def _copy(self, source: Value, place: Value) -> None:
+        def one(i: Value, read: _Read) -> None:
+            self.emit.write(read(source, i), place, i, 4)
+
+        self._each(word(0), word(self.form.dim), one)
+
+    def _add_mixed(self, part: Value) -> None:
+        """Writes the stream after attention."""
+        s, between = self.s, self.of["between"]
+        self._product(self.of["mixed"], self.wide, "o", between, s.embed, part)
+        self._add(self.x, between, part)
+
+    def _widen(self, part: Value) -> None:
+        """Writes what `down` reads."""
+        b, emit, s = self.b, self.emit, self.s
+        read, taken = self._normed(self.of["between"], "mlp_norm")
+        inner, up = self.of["inner"], self.of["up"]
+        self._product(read, s.embed, "gate", inner, s.inner, part)
+        self._product(read, s.embed, "up", up, s.inner, part)
+        b.call(emit.c("free"), [taken])
+
+        def activate(i: Value, read: _Read) -> None:
+            emit.write(b.fmul(self._activated(read(inner, i)), read(up, i)), inner, i, 4)
+
+        self._each_row(s.inner, part, activate)
+
+    def _add_inner(self, part: Value) -> None:
+        """Writes the stream after the layer."""
+        self._product(self.of["inner"], self.s.inner, "down", self.next, self.s.embed, part)
+        self._add(self.of["between"], self.next, part)
+
+    def _add(self, x: Value, y: Value, part: Value) -> None:
+        """Adds columns of x to y."""
+
+        def add(i: Value, read: _Read) -> None:
+            self.emit.write(self.b.fadd(read(x, i), read(y, i)), y, i, 4)
+
+        self._each_row(self.s.embed, part, add)
+
+    def _product(
+        self, x: Value, inner: Value, name: str, y: Value, count: Value, part: Value
+    ) -> None:
+        """Multiplies all rows with the columns of a part."""
+        b = self.b
+        if self.form.weight == "int8":
+            matrix = self.buffer(name, INT8), self.buffer(f"{name}_scale")
+            sizes = self.s.batch, self.s.width, inner, count
+            b.call(self.multiply, [x, *matrix, y, part, self.some, *sizes])
+            return
+        share, matrix = share_of(self.emit, count, part, self.some), self.buffer(name)
+        with self.emit.loop(word(0), self.rows, _ROWS) as (row, _, _):
+            rows = self.emit.least(b.sub(self.rows, row), word(_ROWS))
+            mine = b.gep(x, [b.mul(row, inner)]), b.gep(y, [b.mul(row, count)])
+            b.call(self.multiply, [mine[0], matrix, mine[1], *share, rows, inner, count, count])
+
+    def _normed(self, x: Value, name: str) -> tuple[Value, Value]:
+        """Returns the norms of all rows, and the memory that is to be freed."""
+        b, size = self.b, self.s.embed
+        taken = b.call(self.emit.c("malloc"), [b.mul(b.mul(self.rows, size), word(4))])
+        normed, weight = b.bitcast(taken, FLOAT.as_pointer()), self.buffer(name)
+        with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
+            at = [b.mul(row, size)]
+            self._norm(b.gep(x, at), weight, b.gep(normed, at), size)
+        return normed, taken
+
+    def _norm(self, x: Value, weight: Value, y: Value, size: Value) -> None:
+        """Writes the RMS norm of one row; x and y may be the same."""
+        b, emit = self.b, self.emit
+        whole = emit.whole(size, self.lanes)
+        with emit.loop(word(0), whole, self.lanes, [zeros(self.vector)]) as (i, now, following):
+            read = emit.read(x, i, self.vector, 4)
+            following[0] = emit.multiply_add(read, read, now[0])
+        with emit.loop(whole, size, 1, [emit.sum(now[0])]) as (i, total, following):
+            read = emit.read(x, i, FLOAT, 4)
+            following[0] = emit.multiply_add(read, read, total[0])
+        mean = b.fadd(b.fdiv(total[0], b.sitofp(size, FLOAT)), self.eps)
+        factor = b.fdiv(ir.Constant(FLOAT, 1.0), emit.root(mean))
+
+        def scale(i: Value, read: _Read) -> None:
+            value = read(x, i)
+            normed = b.fmul(value, self._like(factor, value))
+            own = b.fadd(read(weight, i), self._like(self.offset, value))
+            emit.write(b.fmul(normed, own), y, i, 4)
+
+        self._each(word(0), size, scale)
+
+    def _activated(self, x: Value) -> Value:
+        """Returns the activation function of a number, or of a vector of them."""
+        b, emit = self.b, self.emit
+        if x.type == FLOAT:
+            vector = self._activated(emit.splat(x, self.lanes))
+            return b.extract_element(vector, ir.Constant(INT32, 0))
+
+        def every(value: float) -> ir.Constant:
+            return emit.constant(value, x.type.count)
+
+        if self.form.activation == "gelu_tanh":  # x (1 + tanh(sqrt(2 / pi) (x + .044715 x^3))) / 2
+            cube = b.fmul(b.fmul(x, x), x)
+            argument = b.fmul(every((2 / math.pi) ** 0.5), b.fadd(x, b.fmul(every(0.044715), cube)))
+            return b.fmul(b.fmul(every(0.5), x), b.fadd(every(1.0), tangent(emit, argument)))
+        positive = b.fcmp_ordered(">", x, every(0.0))
+        small = exponential(emit, b.select(positive, b.fneg(x), x))  # e^-|x|
+        over = b.select(positive, every(1.0), small)
+        return b.fdiv(b.fmul(x, over), b.fadd(every(1.0), small))
+
+    def _like(self, number: Value, value: Value) -> Value:
+        return number if value.type == FLOAT else self.emit.splat(number, self.lanes)
+
+    def _each_row(self, count: Value, part: Value, do: Callable[[Value, _Read], None]) -> None:
+        """Writes `_each` for the columns of a part, in each row of [rows, count]."""
+        b = self.b
+        first, last = share_of(self.emit, count, part, self.some)
+        with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
+            begin = b.mul(row, count)
+            self._each(b.add(begin, first), b.add(begin, last), do)
+
+    def _each(self, start: Value, stop: Value, do: Callable[[Value, _Read], None]) -> None:
+        """Writes `do` for range(start, stop), as vectors and then as the numbers that are left.
+
+        `do` gets an index, and a function that reads at an address and an index.
+        """
+        emit, b = self.emit, self.b
+        end = b.add(start, emit.whole(b.sub(stop, start), self.lanes))
+        for low, high, kind, step in ((start, end, self.vector, self.lanes), (end, stop, FLOAT, 1)):
+            with emit.loop(low, high, step) as (i, _, _):
+                do(i, lambda base, at, kind=kind: emit.read(base, at, kind, 4))

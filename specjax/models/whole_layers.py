@@ -1,0 +1,190 @@
+"""The layers of a plain transformer in one call, for few tokens on one CPU.
+
+XLA plans some forty operations for a layer, and lets threads meet after each.  For a small model
+that takes a third of a step, and most of what it compiles.  `specjax.kernels.whole_layers` has the
+layers of a network, if they are of the most common kind: RMS norms before attention and a gated
+MLP, both with matrices in float32 or int8, and one cache of slots in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import kernels
+from specjax._internal.platforms import on_cpu
+from specjax.caches import KVCache
+from specjax.models.attention import cpu_attend
+from specjax.models.config import TransformerConfig
+from specjax.models.int8 import Int8, cpu_int8_dot_general
+from specjax.models.products import cpu_dot_general
+
+_ACTIVATIONS = ("silu", "gelu_tanh")
+_MATRICES = {
+    "attention": ("q", "k", "v", "o"),
+    "mlp": ("gate", "up", "down"),
+}
+
+
+def form_of_layers(
+    c: TransformerConfig,
+    product: Callable[..., Array],
+    attend: Callable[..., Array],
+    layers: Sequence[Mapping[str, Any]],
+    x: Array,
+    cache: object,
+    normed: bool = True,
+) -> kernels.LayersForm | None:
+    """Returns the form in which the kernel of whole layers runs these layers; None: it does not.
+
+    Args:
+      c: the configuration of the layers.
+      product, attend: as in `Transformer`.
+      layers: the parameters of each.
+      x: [B, N, E], the stream before them.
+      cache: of the layers.
+      normed: as in `kernels.LayersForm`.
+    """
+    if attend is not cpu_attend or product not in (cpu_dot_general, cpu_int8_dot_general):
+        return None
+    if type(cache) is not KVCache or cache.sharding is not None or not _plain(c, len(layers)):
+        return None
+    held = [
+        layer.get(part, {}).get(name, {}).get("kernel")
+        for layer in layers
+        for part, names in _MATRICES.items()
+        for name in names
+    ]
+    weight = "int8" if isinstance(held[0], Int8) else "float32"
+    kind = Int8 if weight == "int8" else jax.Array
+    if not all(isinstance(matrix, kind) for matrix in held):
+        return None
+    leaves = jax.tree.leaves(list(map(dict, layers)), is_leaf=_is_int8)
+    numbers = [leaf for leaf in leaves if not _is_int8(leaf)]
+    if any(leaf.dtype != jnp.float32 for leaf in (x, *cache.keys, *cache.values, *numbers)):
+        return None
+    form = kernels.LayersForm(
+        weight, c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
+        c.attention_softcap is not None,
+    )  # fmt: skip
+    rows = math.prod(x.shape[:2])
+    if x.shape[1] > cache.capacity:
+        return None
+    sizes = c.hidden_size, c.mlp_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    return form if kernels.takes_layers(form, rows, len(layers) * c.hidden_size, *sizes) else None
+
+
+def _is_int8(leaf: object) -> bool:
+    return isinstance(leaf, Int8)
+
+
+def _plain(c: TransformerConfig, count: int) -> bool:
+    """Returns whether all layers are of the kind that the kernel has."""
+    rope = c.rope_of(0)
+    each = all(
+        c.norm_order_of(i) == "pre"
+        and c.branch_of(i) == "both"
+        and c.mixer_of(i) is None
+        and not c.is_sparse(i)
+        and c.owner_of(i) == i
+        and c.rope_of(i) == rope
+        and c.window_of(i) is None
+        and c.mlp_size_of(i) == c.mlp_size
+        for i in range(count)
+    )
+    return (
+        each
+        and rope is not None
+        and rope.turned(c.head_dim) > 0
+        and not rope.growth
+        and not c.interleaved
+        and c.norm == "rms"
+        and (c.qk_norm is None or (c.qk_norm == "head" and not c.qk_norm_last))
+        and c.gated
+        and c.activation in _ACTIVATIONS
+        and c.gate_limit is None
+        and c.branch_scale == c.gate_scale == c.down_scale == 1.0
+        and not (
+            c.out_bias or c.output_gate or c.mlp_bias or c.value_norm or c.sinks
+            or c.per_layer_size or c.layer_scale
+        )
+    )  # fmt: skip
+
+
+def run_whole_layers(
+    form: kernels.LayersForm,
+    c: TransformerConfig,
+    layers: Sequence[Mapping[str, Any]],
+    x: Array,
+    positions: Array,
+    cache: KVCache,
+    mask: Array | None,
+    read: Array | None = None,
+) -> tuple[list[Array], KVCache]:
+    """Runs layers of a form, as `transformer.run_layers` does, in a program for a CPU.
+
+    Args:
+      form: as `form_of_layers` returned it for the arguments that have the same names.
+      positions, mask: as in `contract.Model.apply`.
+      read: [B, N, F], what attention reads, if the form is not `normed`.
+    """
+    rope = c.rope_of(0)
+    assert rope is not None
+    # Layers one by one take positions [1, N] of all rows, and the kernel reads those of each row.
+    positions = jnp.broadcast_to(positions, x.shape[:2])
+    cosines, sines = rope.rotations(positions, c.head_dim, held=True)[:2]
+    visible = cache.layer(0).visible(positions, mask)
+    scale = c.head_dim**-0.5 if c.query_scale is None else c.query_scale
+    numbers = scale, c.attention_softcap or 0.0, c.norm_eps, c.norm_offset
+    given = [
+        {**_arguments(layer), "keys": keys, "values": values}
+        for layer, keys, values in zip(layers, cache.keys, cache.values, strict=True)
+    ]
+    streams, written = kernels.whole_layers(
+        form, x, x if read is None else read, (cosines, sines), visible, cache.length, given,
+        c.num_heads, numbers,
+    )  # fmt: skip
+    return [x, *streams], cache.with_layers(written)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def together_or_apart(
+    together: Callable[..., Any], apart: Callable[..., Any], *operands: Any
+) -> Any:
+    """Runs `together` in a program for a CPU and `apart` elsewhere; derivatives are of `apart`."""
+    return on_cpu(together, apart, *operands)
+
+
+@together_or_apart.defjvp
+def _(
+    together: Callable[..., Any], apart: Callable[..., Any], primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    del together
+    return jax.jvp(apart, primals, tangents)
+
+
+def _arguments(layer: Mapping[str, Any]) -> dict[str, Array]:
+    """Returns the parameters of a layer by the names of `kernels.LayersForm`."""
+    found: dict[str, Any] = {}
+    for part, names in _MATRICES.items():
+        for name in names:
+            matrix = layer[part][name]["kernel"]
+            if isinstance(matrix, Int8):
+                found[name], found[f"{name}_scale"] = matrix.values, matrix.scale
+            else:
+                found[name] = matrix
+            if "bias" in layer[part][name]:
+                found[f"{name}_bias"] = layer[part][name]["bias"]
+    for name in ("q_norm", "k_norm"):
+        if name in layer["attention"]:
+            found[name] = layer["attention"][name]["weight"]
+    for name in ("attention_norm", "mlp_norm"):
+        if name in layer:
+            found[name] = layer[name]["weight"]
+    return found

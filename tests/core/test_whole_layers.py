@@ -1,0 +1,355 @@
+"""The kernel of whole layers, beside the layers one by one."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import kernels
+from specjax.kernels import available, calling, layer_calls
+from specjax.kernels.forms import Machine
+from specjax.kernels.layering import Layers
+from specjax.methods.eagle3 import network as eagle3
+from specjax.models import (
+    Rope,
+    Transformer,
+    TransformerConfig,
+    cpu_attend,
+    cpu_dot_general,
+    int8_form,
+    rounded_weights,
+)
+from specjax.models import transformer as transformer_module
+
+SMALL = TransformerConfig(
+    vocab_size=64, hidden_size=48, mlp_size=80, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=32, max_positions=512,
+)  # fmt: skip
+CONFIGS = {
+    "plain": SMALL,
+    "biased": dataclasses.replace(
+        SMALL, qkv_bias=True, qk_norm="head", head_dim=16, rope=Rope(theta=1e4, fraction=0.5)
+    ),
+    "capped": dataclasses.replace(
+        SMALL,
+        activation="gelu_tanh",
+        norm_offset=1.0,
+        attention_softcap=5.0,
+        query_scale=0.3,
+        num_kv_heads=1,
+        head_dim=80,
+    ),
+    "one head": dataclasses.replace(SMALL, num_heads=1, num_kv_heads=1, head_dim=48, num_layers=1),
+}
+KINDS = [(name, int8) for name in CONFIGS for int8 in (False, True)]
+SHAPES = [(1, 1), (1, 5), (3, 1), (2, 9), (1, 70)]  # rows, tokens
+
+
+@functools.cache
+def network(name: str, int8: bool) -> tuple[Transformer, Any]:
+    module = Transformer(CONFIGS[name], dot_general=cpu_dot_general, attend=cpu_attend)
+    tokens = jnp.ones((1, 1), jnp.int32)
+    boxed = module.init(jax.random.key(0), tokens, tokens)["params"]
+    params = jax.tree.map(lambda leaf: leaf.unbox(), boxed, is_leaf=lambda x: hasattr(x, "unbox"))
+    drawn = iter(jax.random.split(jax.random.key(1), 200))
+    params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(drawn), x.shape), params)
+    if not int8:
+        return module, params
+    return module.clone(dot_general=int8_form(cpu_dot_general)), rounded_weights(params)
+
+
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer_module, "form_of_layers", lambda *of: None)
+
+
+def tree(width: int) -> jax.Array:
+    """Which tokens each one sees, where token n has the parent (n - 1) // 2."""
+    seen = np.eye(width, dtype=bool)
+    for node in range(1, width):
+        seen[node] |= seen[(node - 1) // 2]
+    return jnp.asarray(seen[None])
+
+
+def program(module: Transformer, taps: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def run(params: Any, tokens: Any, cache: Any, mask: Any) -> Any:
+        positions = cache.next_positions(tokens.shape[1])
+        return module.apply({"params": params}, tokens, positions, cache, mask, taps)
+
+    return jax.jit(run)
+
+
+def read(name: str, int8: bool, rows: int) -> Any:
+    """A cache whose rows have read prompts of other lengths; other slots hold other numbers."""
+    module, params = network(name, int8)
+    cache = module.init_cache(rows, 150, jnp.float32)
+    filled = jax.tree.map(lambda x: x + 7.0, (cache.keys, cache.values))
+    cache = dataclasses.replace(cache, keys=filled[0], values=filled[1])
+    tokens = jnp.arange(rows * 40).reshape(rows, 40) % 64
+    out = program(module)(params, tokens, cache, None)
+    return out.cache.commit(jnp.arange(rows) * 13 + 11)
+
+
+def text_of(name: str, int8: bool, rows: int, width: int) -> str:
+    module, params = network(name, int8)
+    tokens = jnp.zeros((rows, width), jnp.int32)
+    return program(module).lower(params, tokens, read(name, int8, rows), None).as_text()
+
+
+def takes_int8() -> bool:
+    return kernels.takes_rounded(1, jnp.zeros((16, 16), jnp.int8))
+
+
+@pytest.mark.parametrize(("name", "int8"), KINDS)
+def test_numbers_are_those_of_the_layers_one_by_one(
+    name: str, int8: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if int8 and not takes_int8():
+        assert "specjax_layers" not in text_of(name, int8, 1, 1)
+        return
+    module, params = network(name, int8)
+    taps = tuple(range(module.num_taps))
+    for rows, width in SHAPES:
+        cache = read(name, int8, rows)
+        tokens = (jnp.arange(rows * width).reshape(rows, width) * 7) % 64
+        mask = tree(width) if width in (5, 9) else None
+        given = params, tokens, cache, mask
+        assert "specjax_layers" in program(module).lower(*given).as_text()
+        made = program(module, taps)(*given)
+        with monkeypatch.context() as patched:
+            apart(patched)
+            wanted = program(module, taps)(*given)
+        bound = 2e-2 if int8 else 3e-5  # a row's step may round a number to its neighbour
+        size = float(jnp.abs(wanted.features).max())
+        np.testing.assert_allclose(made.features, wanted.features, rtol=0, atol=bound * size)
+        for ours, theirs, before in zip(
+            jax.tree.leaves(made.cache), jax.tree.leaves(wanted.cache), jax.tree.leaves(cache),
+            strict=True,
+        ):  # fmt: skip
+            if ours.ndim < 4:
+                continue
+            slot = jnp.arange(ours.shape[2]) - cache.length[:, None]
+            staged = np.asarray((slot >= 0) & (slot < width))[:, None, :, None]
+            size = float(jnp.abs(theirs).max())
+            np.testing.assert_allclose(
+                np.where(staged, ours, 0), np.where(staged, theirs, 0), rtol=0, atol=bound * size
+            )
+            assert np.array_equal(np.where(staged, 0, ours), np.where(staged, 0, before))
+
+
+@pytest.mark.parametrize("machine", [Machine(4, 32), Machine(8, 16), Machine(16, 32)])
+def test_the_kernel_for_other_processors_is_right(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    """Their vectors are cut into those of this one."""
+    made = available.made
+    register = functools.cache(lambda form, name: calling.register(Layers(form, machine), name))
+
+    def registered(kind: str, dtype: str, *others: Any) -> str | None:
+        if kind != "layers":
+            return made(kind, dtype, *others)
+        (form,) = others
+        return register(form, f"test_layers_{machine.name}_{form.name}")
+
+    monkeypatch.setattr(available, "made", registered)
+    for name in ("biased", "capped"):
+        module, params = network(name, False)
+        given = params, jnp.arange(10).reshape(2, 5), read(name, False, 2), tree(5)
+        assert f"test_layers_{machine.name}" in program(module).lower(*given).as_text()
+        ours = program(module)(*given).logits
+        with monkeypatch.context() as patched:
+            apart(patched)
+            theirs = program(module)(*given).logits
+        size = float(jnp.abs(theirs).max())
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5 * size)
+
+
+@pytest.mark.parametrize(("name", "int8"), KINDS)
+def test_the_bits_of_a_token_depend_on_its_row_alone(name: str, int8: bool):
+    """A row among others, and a token after the ones before it, have the bits that they have
+    alone."""
+    if int8 and not takes_int8():
+        return  # the test above says that the kernel is not used
+    module, params = network(name, int8)
+    run = program(module)
+    cache = read(name, int8, 3)
+    tokens = (jnp.arange(15).reshape(3, 5) * 11) % 64
+    together = run(params, tokens, cache, None)
+    alone = jax.tree.map(lambda leaf: leaf[1:2], (tokens, cache))
+    one = run(params, *alone, None)
+    assert np.array_equal(one.logits[0], together.logits[1])
+    one_by_one = []
+    for i in range(5):
+        out = run(params, alone[0][:, i : i + 1], alone[1], None)
+        alone = alone[0], out.cache.commit(jnp.ones(1, jnp.int32))
+        one_by_one.append(out.logits[0, 0])
+    assert np.array_equal(jnp.stack(one_by_one), one.logits[0])
+
+
+def test_a_row_at_the_end_of_its_slots_writes_within_them():
+    module, params = network("plain", False)
+    cache = read("plain", False, 2)
+    end = dataclasses.replace(cache, length=jnp.asarray([cache.capacity, 2], jnp.int32))
+    out = program(module)(params, jnp.ones((2, 4), jnp.int32), end, None)
+    alone = program(module)(
+        params, jnp.ones((1, 4), jnp.int32), jax.tree.map(lambda x: x[1:], end), None
+    )
+    assert np.array_equal(out.logits[1], alone.logits[0])
+    for ours, before in zip(out.cache.keys, cache.keys, strict=True):
+        assert np.array_equal(ours[0, :, :-4], before[0, :, :-4])
+
+
+def test_positions_of_all_rows_are_those_of_each():
+    module, params = network("plain", False)
+    cache, tokens = read("plain", False, 3), jnp.arange(12).reshape(3, 4)
+
+    @jax.jit
+    def run(positions: jax.Array) -> jax.Array:
+        return module.apply({"params": params}, tokens, positions, cache).logits
+
+    of_all = jnp.arange(4)[None] + 20
+    assert "specjax_layers" in run.lower(of_all).as_text()
+    assert np.array_equal(run(of_all), run(jnp.repeat(of_all, 3, axis=0)))
+
+
+def test_derivatives_are_those_of_the_layers_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    module, params = network("biased", False)
+    cache = read("biased", False, 2)
+    tokens = jnp.arange(6).reshape(2, 3)
+
+    def slope() -> Any:
+        def loss(params: Any) -> jax.Array:
+            positions = cache.next_positions(3)
+            return jnp.sin(module.apply({"params": params}, tokens, positions, cache).logits).sum()
+
+        return jax.jit(jax.grad(loss))(params)
+
+    ours = slope()
+    with monkeypatch.context() as patched:
+        apart(patched)
+        theirs = slope()
+    for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        scale = max(float(jnp.abs(other).max()), 1e-3)
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-4 * scale)
+
+
+def test_several_programs_at_once_give_the_same_bits():
+    """Parts wait for parts of other threads, and all programs share XLA's threads."""
+    module, params = network("plain", False)
+    run, cases = program(module), []
+    for rows, width in SHAPES:
+        given = jnp.ones((rows, width), jnp.int32), read("plain", False, rows), None
+        cases.append((given, np.asarray(run(params, *given).logits)))
+
+    def again(i: int) -> bool:
+        given, wanted = cases[i % len(cases)]
+        return np.array_equal(run(params, *given).logits, wanted)
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(again, range(200)))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_head_of_one_layer_runs_as_a_whole(normed: bool, monkeypatch: pytest.MonkeyPatch):
+    """Its attention reads twice the numbers of the stream, and the stream may be a norm."""
+    layers = dataclasses.replace(CONFIGS["biased"], num_layers=1)
+    config = eagle3.Eagle3Config(layers, 1, 48, norm_before_residual=normed, attend=cpu_attend)
+    head = eagle3.Eagle3(config, cpu_dot_general)
+    token, number = jnp.ones((1, 1, 48)), jnp.ones((1, 1), jnp.int32)
+    boxed = head.init(jax.random.key(0), token, token, number, method="everything")["params"]
+    params = jax.tree.map(lambda leaf: leaf.unbox(), boxed, is_leaf=lambda x: hasattr(x, "unbox"))
+    params = jax.tree.map(lambda x: x + 0.2 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)
+    embedded, features = jax.random.normal(jax.random.key(1), (2, 2, 5, 48))
+    cache = head.init_cache(2, 40, jnp.float32)
+    cache = dataclasses.replace(cache, length=jnp.asarray([0, 7], jnp.int32))
+    given = params, embedded, features, cache, tree(5)
+
+    def run() -> tuple[Any, str]:
+        def read(params: Any, embedded: Any, features: Any, cache: Any, mask: Any) -> Any:
+            positions = cache.next_positions(5)
+            return head.apply({"params": params}, embedded, features, positions, cache, mask)
+
+        program = jax.jit(read)
+        return program(*given), program.lower(*given).as_text()
+
+    ours, text = run()
+    assert "specjax_layers" in text
+    monkeypatch.setattr(eagle3, "form_of_layers", lambda *of, **how: None)
+    theirs, text = run()
+    assert "specjax_layers" not in text
+    for mine, other in zip(jax.tree.leaves(ours[:2]), jax.tree.leaves(theirs[:2]), strict=True):
+        scale = float(jnp.abs(other).max())
+        np.testing.assert_allclose(mine, other, rtol=0, atol=3e-5 * scale)
+
+
+OTHERS = {
+    "interleaved": {"interleaved": True},
+    "output gate": {"output_gate": True},
+    "layer norm": {"norm": "layer"},
+    "post norms": {"norm_order": "sandwich"},
+    "biases of MLPs": {"mlp_bias": True},
+    "sinks": {"sinks": True},
+    "windows of some layers": {"windows": (9, None, 9)},
+    "norms after the rope": {"qk_norm": "head", "qk_norm_last": True},
+    "without a gate": {"gated": False},
+    "other activations": {"activation": "relu"},
+    "columns that are no multiple of 16": {"mlp_size": 72},
+    "experts": {"num_experts": 4, "expert_size": 16},
+    "scales": {"branch_scale": 0.5},
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_layers_of_other_kinds_run_one_by_one(change: str):
+    config = dataclasses.replace(SMALL, **OTHERS[change])
+    module = Transformer(config, dot_general=cpu_dot_general, attend=cpu_attend)
+    tokens = jnp.ones((1, 2), jnp.int32)
+
+    def run(key: Any) -> Any:
+        cache = module.init_cache(1, 40, jnp.float32)
+        params = module.init(key, tokens, tokens)["params"]
+        return module.apply({"params": params}, tokens, tokens, cache).logits
+
+    assert "specjax_layers" not in jax.jit(run).lower(jax.random.key(0)).as_text()
+
+
+def test_bfloat16_many_rows_and_other_platforms_take_other_forms(monkeypatch: pytest.MonkeyPatch):
+    module, params = network("plain", False)
+    cache = read("plain", False, 1)
+
+    def text(rows: int, width: int, params: Any = params, cache: Any = cache, **how: Any) -> str:
+        tokens = jnp.ones((rows, width), jnp.int32)
+        cache = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), cache)
+        return program(module).trace(params, tokens, cache, None).lower(**how).as_text()
+
+    assert "specjax_layers" in text(1, 2)
+    assert "specjax" not in text(1, 2, lowering_platforms=("tpu",))
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    assert "specjax_layers" not in text(1, 2, narrow)
+    most = kernels.most_rows("float32")
+    monkeypatch.setattr(layer_calls, "processors", lambda: 64)
+    assert "specjax_layers" in text(most, 1)
+    assert "specjax_layers" not in text(most + 1, 1)
+
+
+def test_without_the_kernel_the_layers_run_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    module, params = network("plain", False)
+    given = params, jnp.ones((1, 2), jnp.int32), read("plain", False, 1), None
+    with monkeypatch.context() as patched:
+        patched.setattr(available, "made", lambda *kind: None)
+        text = program(module).lower(*given).as_text()
+    assert "specjax_layers" not in text
+    with pytest.raises(ValueError, match="no kernel of layers in float32"):
+        monkeypatch.setattr(available, "made", lambda *kind: None)
+        form, empty = kernels.LayersForm("float32", 32), jnp.zeros((1, 1, 48))
+        seen, start = jnp.ones((1, 1, 8), bool), jnp.zeros(1, jnp.int32)
+        layer_calls.whole_layers(
+            form, empty, empty, (empty, empty), seen, start, [], 4, (1.0, 0.0, 1e-5, 0.0)
+        )
