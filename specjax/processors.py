@@ -256,7 +256,7 @@ def process(
     if processors.used is None or processors.masks is not None or function is not None:
         return apply(x)
     # A setting that is off changes no number.  On an accelerator it costs less than to ask.
-    wanted = (processors.used & ~state.done).any()
+    wanted = jnp.any(processors.used & ~state.done)
     return on_cpu(lambda x: apply_if(wanted, apply, x), apply, x)
 
 
