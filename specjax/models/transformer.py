@@ -341,7 +341,31 @@ class Transformer(nn.Module):
         if form is None:
             streams, cache = one_by_one(*inputs)
         else:
-            together = functools.partial(run_whole_layers, form, c)
+
+            def together(
+                held: Sequence[Mapping[str, Any]],
+                x: Array,
+                positions: Array,
+                cache: KVCache,
+                mask: Array | None,
+            ) -> tuple[list[Array], KVCache]:
+                if x.shape[1] <= kernels.MOST_TOKENS or len(held) == 1:
+                    return run_whole_layers(form, c, held, x, positions, cache, mask)
+                # Of a prompt one mostly wants the keys and values.  Those of the last layer by
+                # itself need no attention and no MLP, and XLA leaves out what nobody reads.
+                last = len(held) - 1
+                streams, before = run_whole_layers(
+                    form, c, held[:last], x, positions, cache.first(last), mask
+                )
+                called = traced_by_kind(c, layers, held)[last:]
+                ends, after = run_layers(
+                    c.keep([last]), called, streams[-1], positions, cache.layer(last), mask
+                )
+                assert isinstance(after, KVCache)
+                keys, values = before.keys + after.keys, before.values + after.values
+                cache = dataclasses.replace(cache, keys=keys, values=values)
+                return [*streams, *ends[1:]], cache
+
             streams, cache = together_or_apart(together, one_by_one, *inputs)
         x = streams[-1]
         if pends:
