@@ -668,6 +668,7 @@ def test_refused_options(capsys, monkeypatch):
         (["--max-body", "0"], "--max-body 0"),
         (["--target", str(TINY / "target"), "--default", "eagle"], "there are lookup, and none"),
         (["--target", str(TINY / "target"), "--slots", "0"], "--slots 0"),
+        (["--target", str(TINY / "target"), "--cache-dtype", "int7"], "cache_dtype='int7'"),
         (["--default", "auto", "--no-lookup"], "--default auto chooses among lookup"),
         (["--default", "auto", "--num-drafts", "0"], "--default auto chooses among lookup"),
         (["--target", "/nowhere"], "/nowhere"),
