@@ -28,7 +28,7 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -60,9 +60,6 @@ and where it does not.
 
 _LONGEST = 0.025
 """The most seconds of a turn, as far as its steps can be cut: who comes waits for its end."""
-
-_LEAST_SHARE = 0.25
-"""The least share of a turn's steps after which it ends early, where a row ends (1)."""
 
 _ASKED_BEFORE = 0.5
 """The share of a turn after which the next one is asked for, while a slot is free: a request that
@@ -435,38 +432,20 @@ class Scheduler:
         if self._paging is not None:
             steps, left = self._make_room(steps), self._steps_left()
         if left:
-            self._ask(steps, set(left), reads)
+            self._ask(self._up_to_an_end(steps, left.values()), set(left), reads)
         else:
             self._device.tell()
         if self._asked and (len(self._asked) > 1 or not left):
             self._take_news()
 
     def _steps_now(self, left: Collection[int]) -> int:
-        """Returns the steps of a turn of the slots `left`.
+        """Returns the steps of a turn of the slots `left`: half as many while another one is free.
 
-        It ends where a row probably ends, since its slot is taken again in the next turn.  While a
-        slot is free, or its row has probably ended, there are half as many steps: a request may
-        come for it.  A turn of an accelerator is short, and a part of it may be less than the host
-        needs: there only the end of a row for which another request waits counts.
+        A request may come for it.  A turn of an accelerator is short, and half of it may be less
+        than the host needs.
         """
-        ends = [self._probable_end(self._slots[number]) for number in left]
-        steps, least = self._steps, _LEAST_SHARE
-        if self._device.pads:
-            ends, least = ends if self._queue or self._admissions else [], 0.5
-        elif len(left) < len(self._slots) or 0 in ends:
-            steps = -(-steps // 2)
-        return min([steps, *(end for end in ends if least * steps <= end)])
-
-    def _probable_end(self, slot: _Slot) -> int:
-        """Returns the steps until a row has all its tokens, if it goes on as before.
-
-        0: in a turn that was asked for.
-        """
-        assert slot.admission is not None
-        passes, emitted = slot.counts[0], slot.counts[1]
-        tokens = slot.admission.row.limit - slot.length
-        steps = -(-tokens * passes // emitted) if emitted else tokens
-        return max(0, steps - self._steps_of(slot))
+        comes = any(number not in left for number in range(len(self._slots)))
+        return -(-self._steps // 2) if comes and not self._device.pads else self._steps
 
     def _steps_left(self) -> dict[int, int]:
         """Returns the steps that each row can still take; each writes a token, or more."""
@@ -477,6 +456,12 @@ class Scheduler:
                 if left > 0:
                     found[number] = left
         return found
+
+    def _up_to_an_end(self, steps: int, left: Iterable[int]) -> int:
+        """Returns fewer steps where a row ends in the second half of so many and another waits."""
+        if not self._queue and not self._admissions:
+            return steps
+        return min([steps, *(one for one in left if 2 * one >= steps)])
 
     def _steps_of(self, slot: _Slot) -> int:
         """Returns the steps of a row that the device was asked for, without news so far."""

@@ -177,30 +177,7 @@ def test_a_turn_is_shorter_while_a_slot_is_free(monkeypatch, accelerator, steps)
     made = engine()
     monkeypatch.setattr(made._device, "pads", accelerator)
     monkeypatch.setattr(made._scheduler, "_steps", 7)
-    assert made._scheduler._steps_now(()) == steps
-
-
-@pytest.mark.parametrize(("probable", "steps"), [(40, 16), (9, 9), (4, 4), (3, 16), (0, 8)])
-def test_a_turn_ends_where_a_row_probably_ends(monkeypatch, probable, steps):
-    """Then its slot is taken again in the next turn, of which it misses as little as may be."""
-    made = engine()
-    monkeypatch.setattr(made._scheduler, "_steps", 16)
-    monkeypatch.setattr(made._scheduler, "_probable_end", lambda slot: probable)
-    assert made._scheduler._steps_now(range(len(made._scheduler._slots))) == steps
-
-
-def test_the_end_of_a_row_is_expected_at_its_pace():
-    """80 tokens at 2.5 tokens a pass are 32 steps, of which the device was asked for 12."""
-    row = types.SimpleNamespace(row=types.SimpleNamespace(limit=100))
-    slot = types.SimpleNamespace(admission=row, length=20, counts=(4, 10, 0, 0, 0, 0))
-    asked = types.SimpleNamespace(steps=12, slots=[None, slot])
-    made = types.SimpleNamespace(_asked=[asked])
-    made._steps_of = functools.partial(scheduler.Scheduler._steps_of, made)
-    assert scheduler.Scheduler._probable_end(made, slot) == 20
-    slot.counts = (0, 0, 0, 0, 0, 0)
-    assert scheduler.Scheduler._probable_end(made, slot) == 68
-    asked.steps = 200
-    assert scheduler.Scheduler._probable_end(made, slot) == 0
+    assert made._scheduler._steps_now() == steps
 
 
 def test_a_turn_that_took_minutes_delays_nobody():
