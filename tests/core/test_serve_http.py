@@ -655,6 +655,18 @@ def test_500_clients_at_once(port, monkeypatch):
     assert state.finished - finished == statuses.count(200)
 
 
+def test_the_cache_of_a_server_may_be_rounded(monkeypatch):
+    from specjax.cli import serve
+    from specjax.options.command import parse
+
+    def load(named, *more, **how):
+        raise ValueError(f"asked for {named.cache_dtype}")
+
+    monkeypatch.setattr(serve, "load_models", load)
+    with pytest.raises(ValueError, match="asked for int8"):
+        serve.engine_of(parse(serve.ServeOptions, ["--cache-dtype", "int8"], prog="serve"))
+
+
 def test_refused_options(capsys, monkeypatch):
     from specjax.cli import main
     from specjax.cli.serve import fleet_of
@@ -668,7 +680,6 @@ def test_refused_options(capsys, monkeypatch):
         (["--max-body", "0"], "--max-body 0"),
         (["--target", str(TINY / "target"), "--default", "eagle"], "there are lookup, and none"),
         (["--target", str(TINY / "target"), "--slots", "0"], "--slots 0"),
-        (["--target", str(TINY / "target"), "--cache-dtype", "int7"], "cache_dtype='int7'"),
         (["--default", "auto", "--no-lookup"], "--default auto chooses among lookup"),
         (["--default", "auto", "--num-drafts", "0"], "--default auto chooses among lookup"),
         (["--target", "/nowhere"], "/nowhere"),
