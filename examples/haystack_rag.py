@@ -76,7 +76,7 @@ if __name__ == "__main__":
         served = OpenAIChatGenerator(
             api_key=Secret.from_token("none"), api_base_url=sys.argv[1],
             model=client.models.list().data[0].id,
-            generation_kwargs={"max_completion_tokens": 64, "seed": 0,
+            generation_kwargs={"max_completion_tokens": 48, "seed": 0,
                                "extra_body": {"speculation": {"drafter": "lookup"}}},
         )  # fmt: skip
         print(ask(pipeline(served, library(), takes_documents=False), QUESTION)["replies"][0].text)
