@@ -83,8 +83,7 @@ class Depths:
     has its own a, and drafts of its expected text end where that does.  The K with the most tokens
     a second is taken, so the last rows have more drafts.  Where only some rows have expected tokens
     ahead, these may take turns alone, until all can decode plainly: the others would make each pass
-    dearer, and gain one token.  So may rows that follow their texts, if that gains more than moving
-    them takes.  A choice changes the time of a text and not the text.
+    dearer, and gain one token.  So may rows that follow their texts.  A choice changes the time of a text and not the text.
 
     While a row follows its expected text, its a is the share of tokens that were expected after
     such ones, in this row and in all.  After another token it follows from the drafts that were
@@ -116,7 +115,6 @@ class Depths:
         self._estimates = dict[tuple[int, int], float]()  # of times that are not known
         self._until = 0  # turns until they are made again
         self._compiled = set[tuple[int, int]]()
-        self._moves = collections.deque[float](maxlen=_KEPT)
         self._typical, self._lost, self._others, self._most = 0.9, 0.5, others, 0
         self._plain, self._rarer = 0.0, 1  # seconds of plain decoding since drafts were tried
 
@@ -130,9 +128,8 @@ class Depths:
         return self.together << (each - 1).bit_length()
 
     def best(
-        self, size: int, rows: Sequence[Row], *, apart: bool = True, tries: bool = True,
-        now: Sequence[int] | None = None,
-    ) -> Turn:  # fmt: skip
+        self, size: int, rows: Sequence[Row], *, apart: bool = True, tries: bool = True
+    ) -> Turn:
         """Returns what the rows do next.
 
         Args:
@@ -140,7 +137,6 @@ class Depths:
           rows: those that are not done.
           apart: whether some rows can take a turn without the others.
           tries: whether drafts are looked up, too, and not only expected.
-          now: which rows are apart from the batch now, or None.  Others have to be moved first.
         """
         self._most = max(self._most, size)
         every = range(len(rows))
@@ -151,11 +147,7 @@ class Depths:
                 self._rarer = min(2 * self._rarer, _RARER)
                 self._plain = 0.0
                 return Turn(few, 1, every)
-        last = min((row.most - row.done for row in rows), default=1)
-        best = Turn(0, _STEPS if last >= _STEPS else _STEPS // 2, every)
-        move = min(self._moves, default=0.0)  # the first ones compile
-        each = 1 / self._worth(size, 0) + (move / best.steps if now is not None else 0)
-        most = len(rows) / each
+        best, most = Turn(0, 1, every), len(rows) * self._worth(size, 0)
         groups: list[tuple[Sequence[int], int]] = [(every, size)]
         ahead = [n for n, row in enumerate(rows) if row.left]
         following = [n for n in ahead if rows[n].follows]
@@ -163,32 +155,21 @@ class Depths:
             if apart and 0 < len(some) < len(rows):
                 groups.append((some, self.padded(len(some))))
         for group, batch in groups:
-            moved = move if now is None or list(now) != list(group) else 0
             for depth in self._some(batch):
                 tokens = len(group) + sum(self._gain(rows[n], depth) for n in group)
-                left = max([rows[n].left for n in group]) * len(group) / tokens
-                steps = min(max(int(left), 1), 4)
-                each = 1 / self._worth(batch, depth) + moved / steps
-                if (rate := tokens / each) > most:
-                    most, best = rate, Turn(depth, steps, group)
+                if (rate := tokens * self._worth(batch, depth)) > most:
+                    most = rate
+                    left = max([rows[n].left for n in group]) * len(group) / tokens
+                    best = Turn(depth, min(max(int(left), 1), 4), group)
         if best.drafts:
             self._rarer = 1
-        return best
+            return best
+        last = min((row.most - row.done for row in rows), default=1)
+        return best._replace(steps=_STEPS if last >= _STEPS else _STEPS // 2)
 
-    def learn(
-        self, size: int, depth: int, seconds: float, steps: int = 1, moved: bool = False
-    ) -> None:
-        """Takes note of the time of each of some steps with `depth` drafts.
-
-        If rows were `moved` before them, into or out of the batch, what is more than the known time
-        of the steps is that of moving them.
-        """
+    def learn(self, size: int, depth: int, seconds: float, steps: int = 1) -> None:
+        """Takes note of the time of each of some steps with `depth` drafts."""
         self._until -= 1
-        if moved and (size, depth) in self._typical_times:
-            more = seconds - self._typical_times[size, depth]
-            self._moves.append(max(more * steps, 0.0))
-            self._turns[size] += depth > 0
-            return
         if (size, depth) in self._compiled:
             if self._until < 0 or (size, depth) not in self._typical_times:
                 self._estimates.clear()

@@ -179,11 +179,7 @@ class _Run:
         rows = [self.held[slot].known for slot in live]  # type: ignore[union-attr]
         carries = self.programs.carries
         tries = any(job is not None and job.job.documents is not None for job in self.held)
-        before = self.apart
-        now = None
-        if before is not None:
-            now = [n for n, slot in enumerate(live) if slot in before.slots]
-        turn = self.depths.best(len(self.held), rows, apart=not carries, tries=tries, now=now)
+        turn = self.depths.best(len(self.held), rows, apart=not carries, tries=tries)
         began = time.perf_counter()
         if turn.drafts == 0 or carries:
             self._join()
@@ -220,8 +216,7 @@ class _Run:
                 ends[at], begins[at] = row.job.number, len(row.job.prompt)
                 self.passes += seen[1]
                 self.held[slot] = None
-        moved = self.apart is not before
-        self.depths.learn(len(slots), turn.drafts, spent / steps, steps, moved)
+        self.depths.learn(len(slots), turn.drafts, spent / steps, steps)
         if (ends < len(self.made.tokens)).any():
             self.made = _collected(self.made, state, ends, begins)
 

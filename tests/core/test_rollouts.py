@@ -307,23 +307,6 @@ def test_rows_with_much_ahead_take_turns_alone():
     assert list(depths.best(8, [done, good], apart=False).rows) == [0, 1]
 
 
-def test_rows_that_follow_their_texts_draft_alone_if_moving_them_pays():
-    """Rows that went another way wait until all have, or decode with the others."""
-    depths = Depths(16)
-    good, lost = Row(range(90), 0.99), Row(range(90), 0.99, 0.05, follows=False)
-    rows = [lost] * 7 + [good]
-    turns(depths, [good] * 8, 6)
-    turn = depths.best(8, rows)
-    assert turn.drafts == 16 and list(turn.rows) == [7]
-    assert depths.best(8, [lost] * 8).drafts == 0
-    usual = times(1, turn.drafts)
-    for more in (0.0, 0.0, *[50.0] * 5):
-        depths.learn(1, turn.drafts, usual + more, 1, moved=more > 0)
-    assert depths._seconds(1, turn.drafts) == usual
-    assert len(depths.best(8, rows).rows) == 8
-    assert list(depths.best(8, rows, now=[7]).rows) == [7]
-
-
 def test_rows_behind_their_expected_text_decode_plainly():
     """A few drafts are tried again for one step, for at most a two-hundredth of the time."""
     depths = Depths(16)
