@@ -21,8 +21,12 @@ import numpy as np
 
 import specjax
 from bench.rollouts import moved, python_ids
+from specjax.drafters import arrange
 from specjax.rollouts import Rollouts, Sampler, rollout_keys
 from specjax.training.jobs import drafter
+
+_DRAFTS = 4
+"""Of a head, a chain: its published tree is made for accelerators."""
 
 _FIRST = 2
 """Turns that compile, and learn what steps take."""
@@ -54,7 +58,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         return Sampler(target, slots=options.slots, max_new_tokens=options.new_tokens, **more)
 
     plain, looking = sampler(num_drafts=0), sampler()
-    frozen = sampler(drafter=specjax.load_drafter(options.head, target))
+    frozen = sampler(drafter=arrange(specjax.load_drafter(options.head, target), _DRAFTS))
     old = plain.sample(prompts, _keys(0, prompts, options), samples=options.samples)
     print("| epoch | drafts | tokens a pass | over plain |\n|---|---|---|---|")
     params, head, rows = target.params, pathlib.Path(options.head), []
@@ -63,7 +67,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         params = moved(target, ids, options.learning_rate, epoch)
         texts = old.texts
         documents = [texts[n : n + options.samples] for n in range(0, len(texts), options.samples)]
-        online = sampler(drafter=specjax.load_drafter(head, target))
+        online = sampler(drafter=arrange(specjax.load_drafter(head, target), _DRAFTS))
         ways: dict[str, tuple[Sampler, Mapping[str, Any]]] = {
             "plain": (plain, {}), "old rollouts": (looking, {"documents": documents}),
             "frozen head": (frozen, {}), "head trained online": (online, {}),
@@ -113,7 +117,7 @@ def _trained(
     sizes = {
         "kind": "eagle3", "target": model, "initial": head, "data": data, "out": out,
         "steps": options.head_steps, "sequence-length": options.new_tokens // 2, "batch-size": 8,
-        "learning-rate": 1e-4, "num-drafts": 4, "sampled-prompt": options.new_tokens // 4,
+        "learning-rate": 1e-4, "num-drafts": _DRAFTS, "sampled-prompt": options.new_tokens // 4,
     }  # fmt: skip
     drafter.main([word for name, size in sizes.items() for word in (f"--{name}", str(size))])
     return out / "model"
