@@ -193,7 +193,7 @@ class _Run:
             self.apart.state = state
         else:
             self.state = state
-        looks = turn.drafts == 0 and any(row.left for row in rows)
+        looks = any(row.left for row in rows)
         counts = state.stats.emitted, state.stats.target_passes, state.stats.accepted
         text = (state.tokens, state.length) if looks else None
         done, counts, text = to_host((state.done, counts, text))
@@ -207,10 +207,10 @@ class _Run:
             seen = tuple(int(count[at]) for count in counts)
             emitted, passes, accepted = (new - old for new, old in zip(seen, row.seen, strict=True))
             row.seen, steps = seen, max(steps, passes)
+            self.depths.accepted(row.known, turn.drafts, accepted / max(passes, 1))
             if text is not None:
                 length = int(text[1][at])
                 self.depths.decoded(row.known, text[0][at, length - emitted : length].tolist())
-            self.depths.accepted(row.known, turn.drafts, accepted / max(passes, 1))
             row.known.done += emitted
             if done[at]:
                 ends[at], begins[at] = row.job.number, len(row.job.prompt)

@@ -292,3 +292,46 @@ def test_the_routes_of_a_trainer_are_off_by_default(engine):
             status, _, content = send(port, "POST", path, {})
             assert status == 403 and b"start it with --admin" in content
         assert post(port, "/generate", ask())["output_ids"]
+
+
+def test_memory_is_released_and_taken_back(port, engine, folders):
+    """Texts stay, nothing is compiled, and new weights may come before the caches."""
+    compiled, wanted = engine.compiled(), text_of(target(), PROMPT).tokens[0]
+    assert post(port, "/generate", ask())["output_ids"] == wanted
+    held = jax.tree.leaves((engine.target.params, engine._device.pools))
+    post(port, "/release_memory_occupation", {})
+    post(port, "/release_memory_occupation", {"tags": ["weights", "cuda_graph"]})
+    assert all(leaf.is_deleted() for leaf in held)
+    for path, body in (
+        ("/continue_generation", {}),
+        ("/update_weights_from_disk", {"model_path": str(folders / "new")}),
+    ):
+        status, _, content = send(port, "POST", path, body)
+        assert status == 400 and b"/resume_memory_occupation" in content
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, port, "/generate", ask())
+        post(port, "/resume_memory_occupation", {"tags": ["weights"]})
+        assert update(port, folders / "new")["success"] and not waiting.done()
+        post(port, "/resume_memory_occupation", {})
+        new = text_of(specjax.load(folders / "new"), PROMPT).tokens[0]
+        assert waiting.result(60)["output_ids"] == new != wanted
+    update(port, folders / "old")
+    post(port, "/pause_generation", {})
+    post(port, "/release_memory_occupation", {"tags": ["kv_cache"]})
+    post(port, "/resume_memory_occupation", {})
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, port, "/generate", ask())
+        with pytest.raises(concurrent.futures.TimeoutError):
+            waiting.result(0.2)  # it was paused before
+        post(port, "/continue_generation", {})
+        assert waiting.result(60)["output_ids"] == wanted
+    assert engine.compiled() == compiled
+    handle = engine.submit(Request(prompts=[PROMPT], max_new_tokens=90, eos=[]))
+    next(iter(handle))
+    if not handle.done():
+        with pytest.raises(ValueError, match="requests are running"):
+            engine.release_memory()
+    handle.cancel()
+    with pytest.raises(ValueError, match="parts='weights'; pass a list"):
+        engine.release_memory("weights")
+    assert send(port, "POST", "/release_memory_occupation", {"tags": ["adam"]})[0] == 400
