@@ -99,6 +99,8 @@ class Proposer(Part, Generic[ParamsT, StateT]):
     asks_draft: bool = False  # its parameters are those of a draft model
     reads_documents: bool = False  # `init` uses `Block.documents`
     resumes: bool = False  # it can be left out of steps: see `rest` and `resume`
+    # It can be left out of steps whose tokens wait: `catch_up`, and `read` of all of them, follow.
+    waits: bool = False
     # It drafts with a model of its own from only committed tokens, and the first call of
     # `context.warp` is for the logits after the pending token.
     separable: bool = False

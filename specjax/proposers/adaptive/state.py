@@ -11,6 +11,7 @@ from specjax.proposers.adaptive.rates import Rates
 from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.own_text import OwnText
+from specjax.proposers.waiting import Waiting
 
 MEASURED = -1
 """The value of `AdaptiveParams.forced` with which measured seconds choose the option."""
@@ -61,9 +62,10 @@ class AdaptiveState:
     drafter: PartState | None
     rates: Rates  # [B, P, ...] of the lookup and the drafter, of those that exist
     text: OwnText | None  # for a drafter that resumes
+    waiting: Waiting | None  # for another one that can be left out of steps
     offered: Array  # [B] drafts of the last step
     drafted: Array  # [B] bool: were they those of `drafter`?
-    missed: Array  # [B] tokens that `drafter` has not read, if it can be left out
+    missed: Array  # [B] tokens since the last drafts of `drafter`
     needed: Array  # [B] new tokens of a row with which the last step pays
     worth: Array  # [B] the time that a token took otherwise, in steps without drafts
     weight: Array  # [B] of each row's tokens, where all rows take one option
