@@ -51,6 +51,10 @@ class Waiting:
         """Returns [] bool: whether a row may lack space for the tokens of another step."""
         return (self.count + of_step > self.tokens.shape[1]).any()
 
+    def room(self) -> Array:
+        """Returns [] int32: how many tokens more every row has space for."""
+        return (self.tokens.shape[1] - self.count).min()
+
     def after(self, block: Block, waits: Array) -> Self:
         """Returns the buffers with a committed block after the others, if it `waits` [] bool."""
 

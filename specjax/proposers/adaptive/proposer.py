@@ -17,8 +17,10 @@ from specjax.contract import ArrayTree, Context, Loaded, Proposer, Rule
 from specjax.proposers.adaptive.choosing import Part, choose
 from specjax.proposers.adaptive.policy import POLICY, Policy
 from specjax.proposers.adaptive.rates import Rates
+from specjax.proposers.adaptive.rest import LONGEST, Rest
 from specjax.proposers.adaptive.state import (
     MEASURED,
+    RESTS,
     AdaptiveParams,
     AdaptiveState,
     PartState,
@@ -105,6 +107,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             taps=() if self.drafter is None else self.drafter.taps,
             point_mass=all(part.point_mass for part in parts),
             reads_documents=any(part.reads_documents for part in parts),
+            rests=not self.brief,
         )
 
     @property
@@ -184,6 +187,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             needed=jnp.ones(rows, jnp.float32),
             weight=jnp.zeros(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
+            rest=None if params.saved is None else Rest.start(rows, params.saved),
             trees=TreeGains.start(rows, self.widths, params.trees) if self._is_tree else None,
             chains=TreeGains.start(rows, self.chain_widths, params.chains)
             if self._is_tree
@@ -332,7 +336,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             self.policy, None if params.contexts is None else levels,
         )  # fmt: skip
         forced = params.forced != MEASURED
-        option = jnp.where(forced, params.forced, choice.option)
+        option = jnp.where(forced, jnp.maximum(params.forced, 0), choice.option)
         depth = jnp.array([depth for _, depth in self.options], jnp.int32)[option]
         uses = jnp.array([name in ("drafter", "chain") for name, _ in self.options])[option]
         chained = jnp.array([name == "chain" for name, _ in self.options])[option]
@@ -441,6 +445,12 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
                 seen = _where(state.drafted.any(), seen, known.own)
             return PartState(seen, trials)
 
+        rest = state.rest
+        if rest is not None and params.awake is not None:
+            any_used = (of_row > 0).any()
+            rest = rest.after(
+                jnp.where(any_used, shared(jnp.where(live, worth - needed, 0.0)), 0.0), params.awake
+            )
         waiting = state.waiting
         if waiting is not None:
             waiting = waiting.after(block, ~state.drafted.any())
@@ -453,6 +463,40 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             # The tokens of the last step are at hand for its next pass.
             missed=jnp.where(ran, 0, state.missed + block.count),
             waiting=waiting,
+            rest=rest,
+            text=None if state.text is None else state.text.append(block),
+        )
+
+    def resting(self, params: AdaptiveParams, state: AdaptiveState, alive: Array) -> Array | None:
+        if state.rest is None:
+            return None
+        steps = jnp.where(params.forced == RESTS, LONGEST, state.rest.steps)
+        steps = jnp.min(jnp.where(alive, steps, LONGEST))
+        if state.waiting is not None:
+            steps = jnp.minimum(steps, state.waiting.room())
+        return jnp.where(params.forced >= 0, 0, steps)
+
+    def lapse(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
+        # Its parts only take the tokens: nothing was drafted, so there is nothing to learn.
+        lookup, drafter, waiting = state.lookup, state.drafter, state.waiting
+        if lookup is not None and self.lookup is not None:
+            own = self.lookup.observe(params.lookup, lookup.own, block)
+            lookup = dataclasses.replace(lookup, own=own)
+        if waiting is not None:
+            waiting = waiting.after(block, jnp.bool_(True))
+        elif drafter is not None and self.drafter is not None:
+            own = drafter.own
+            if self.drafter.resumes:
+                own = self.drafter.rest(own)
+            own = self.drafter.observe(params.drafter, own, block)
+            drafter = dataclasses.replace(drafter, own=own)
+        return dataclasses.replace(
+            state,
+            lookup=lookup,
+            drafter=drafter,
+            waiting=waiting,
+            last=None if state.last is None else state.last.forgotten(),
+            missed=state.missed + block.count,
             text=None if state.text is None else state.text.append(block),
         )
 
