@@ -259,6 +259,10 @@ def count(ready: Ready, state: DecodeState, seconds: float) -> None:
             proposer.options, learned.seconds, judged, learned.prior,
             float(drafting) / max(float(passes), 1.0), seconds,
         )  # fmt: skip
+        rest = state.proposer.rest
+        if rest is not None:
+            saved = float(to_host(rest.saved).mean())
+            learned.demand.count_rests(float(learned.seconds[0]), saved, seconds)
         keep_demand(learned.demand, *_known(prepared))
     learned.learn(state)
 
