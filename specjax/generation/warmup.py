@@ -44,6 +44,7 @@ from specjax.tuning import (
     Demand,
     Learned,
     about,
+    awake_cost,
     keep_costs,
     keep_demand,
     read_costs,
@@ -228,7 +229,9 @@ def _compile(ready: Ready, started: float, whole: Prepared) -> Learned | None:
             int(prepared.lengths.max()), prepared.context,
         )  # fmt: skip
         prior = np.array(ready.params.proposer.prior)
-        learned = Learned(seconds, prior, time.perf_counter() - measuring, longer=longer)
+        learned = Learned(seconds, prior, 0.0, longer=longer)
+        learned.awake = awake_cost(prepared.decoder, ready.params, restart, float(seconds[0]))
+        learned.spent = time.perf_counter() - measuring
         keep_costs(learned, *known)
     if learned is not None and prepared is not whole:
         learned.demand = read_demand(*known)
@@ -256,6 +259,10 @@ def count(ready: Ready, state: DecodeState, seconds: float) -> None:
             proposer.options, learned.seconds, judged, learned.prior,
             float(drafting) / max(float(passes), 1.0), seconds,
         )  # fmt: skip
+        rest = state.proposer.rest
+        if rest is not None:
+            saved = float(to_host(rest.saved).mean())
+            learned.demand.count_rests(float(learned.seconds[0]), saved, seconds)
         keep_demand(learned.demand, *_known(prepared))
     learned.learn(state)
 

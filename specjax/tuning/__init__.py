@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from specjax.tuning.calibrate import (
         Learned,
         OptionClock,
+        awake_cost,
         option_seconds,
         seconds_by_context,
         seconds_of,
@@ -36,6 +37,7 @@ __all__ = [
     "Plan",
     "Tree",
     "about",
+    "awake_cost",
     "contexts_of",
     "fastest_tree",
     "keep_costs",

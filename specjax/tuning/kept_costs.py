@@ -27,6 +27,7 @@ def keep_costs(learned: Learned, *known: object) -> None:
         "at": time.time(),
         "seconds": learned.seconds.tolist(),
         "prior": learned.prior.tolist(),
+        "awake": learned.awake,
         "longer": None if learned.longer is None else learned.longer.tolist(),
     }
     kept_programs.write(kept_programs.place_of("costs", *known), json.dumps(held).encode())
@@ -42,7 +43,9 @@ def read_costs(*known: object) -> Learned | None:
         return None
     longer = held.get("longer")
     longer = None if longer is None else np.array(longer)
-    return Learned(np.array(held["seconds"]), np.array(held["prior"]), 0.0, longer=longer)
+    awake = held.get("awake", 0.0)
+    seconds, prior = (np.array(held[name]) for name in ("seconds", "prior"))
+    return Learned(seconds, prior, 0.0, longer=longer, awake=awake)
 
 
 def keep_demand(demand: Demand, *known: object) -> None:

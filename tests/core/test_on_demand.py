@@ -124,6 +124,20 @@ def test_the_loss_follows_from_rates_and_costs():
         assert lost(0.9, faster) == pytest.approx(0.8 * max(1 - four / faster / eight, 0))
 
 
+def test_calls_that_cannot_rest_lose_the_time_of_choosing():
+    """As far as drafts save less; a step that takes long has little to lose."""
+    demand = Demand((2, 4, 8), compiling=5.0)
+    demand.count_rests(plain=6e-4, saved=0.0, spent=10.0)
+    assert demand.lost == pytest.approx(1.0)
+    for plain, saved, lost in ((6e-4, 0.07, 0.3), (6e-4, 0.2, 0.0), (6e-4, -1.0, 1.0)):
+        demand.lost = 0.0
+        demand.count_rests(plain, saved, spent=10.0)
+        assert demand.lost == pytest.approx(lost, abs=1e-6)
+    demand.lost = 0.0
+    demand.count_rests(plain=1e-4, saved=0.0, spent=10.0)
+    assert demand.lost == pytest.approx(2.0)
+
+
 def test_processes_add_up_what_they_lose(tmp_path, monkeypatch):
     """A command that keeps its programs begins with all options after enough calls of others."""
     target = specjax.load(specjax.shipped("tiny/target"))
