@@ -36,6 +36,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from specjax._internal import quick_code
 from specjax._internal.processors import processors
 
 _DIGEST = 32  # bytes
@@ -163,7 +164,7 @@ def executable(
         except Exception as reason:  # a file that cannot be loaded costs at most the time
             _log.debug("%s is not loaded: %s", name, reason)
     before, lowered = _hits(), jitted.trace(*arrays).lower()
-    compiled = lowered.compile()
+    compiled = quick_code.compiled(lowered, arrays)
     try:
         _keep(place, compiled, lowered.as_text(), fresh=_hits() == before)
     except Exception as reason:  # what JAX cannot write, it says in many ways
