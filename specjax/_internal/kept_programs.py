@@ -29,14 +29,13 @@ import tempfile
 import time
 import types
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from specjax._internal import quick_code
 from specjax._internal.processors import processors
 
 _DIGEST = 32  # bytes
@@ -164,7 +163,7 @@ def executable(
         except Exception as reason:  # a file that cannot be loaded costs at most the time
             _log.debug("%s is not loaded: %s", name, reason)
     before, lowered = _hits(), jitted.trace(*arrays).lower()
-    compiled = quick_code.compiled(lowered, arrays)
+    compiled = lowered.compile()
     try:
         _keep(place, compiled, lowered.as_text(), fresh=_hits() == before)
     except Exception as reason:  # what JAX cannot write, it says in many ways
@@ -324,19 +323,34 @@ def _source() -> str:
     Raises:
       Unknown: a file has changed since the process began, and its module may be older.
     """
-    root = pathlib.Path(__file__).parents[1]
-    paths = sorted(root.rglob("*.py"))
-    for path in paths:
-        if path.stat().st_ctime > _BEGAN:
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    paths = []
+    for path, changed in _files(root):
+        if changed > _BEGAN:
             raise Unknown(f"{path} has changed")
-    return _digest(root, tuple(paths))
+        paths.append(path)
+    return _digest(root, tuple(sorted(paths)))
+
+
+def _files(folder: str) -> Iterator[tuple[str, float]]:
+    """Yields the files of Python below a folder, and when each was changed.
+
+    Each key asks for them, and `Path.rglob` takes several times as long.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                yield entry.path, entry.stat().st_ctime
+            elif entry.is_dir() and entry.name != "__pycache__":
+                yield from _files(entry.path)
 
 
 @functools.lru_cache(maxsize=1)
-def _digest(root: pathlib.Path, paths: tuple[pathlib.Path, ...]) -> str:
+def _digest(root: str, paths: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+        with open(path, "rb") as file:
+            digest.update(os.path.relpath(path, root).encode() + b"\0" + file.read() + b"\0")
     return digest.hexdigest()
 
 

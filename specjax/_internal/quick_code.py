@@ -7,40 +7,57 @@ writer's code takes up to 1.4 times as long, so there XLA's default stays.
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 _OPTION = "xla_cpu_use_fusion_emitters"
 
-_wide = (jnp.float32, jnp.float64)
-_refused = False
+_WIDE = (jnp.float32, jnp.float64)
 
 
-def options(arrays: object) -> dict[str, bool]:
+def quick_jit(function: Callable[..., Any], arrays: object, **others: Any) -> Any:
+    """Returns `jax.jit` of a function, compiled the quick way where it loses nothing.
+
+    JAX refuses it inside of another traced function.
+
+    Args:
+      function: what is compiled.
+      arrays: with the dtypes that it computes in.
+      others: passed to `jax.jit`.
+    """
+    return jax.jit(function, compiler_options=options(arrays), **others)
+
+
+def options(arrays: object) -> dict[str, Any] | None:
     """Returns XLA's options for a program of arrays like these.
 
-    They are empty for a platform other than a CPU, for narrow floats, where `XLA_FLAGS` sets the
-    option, and for an XLA that does not know it.
+    There are none for a platform other than a CPU, for narrow floats, where `XLA_FLAGS` sets the
+    option, for an XLA that does not know it, and inside of a traced function.
     """
-    if _refused or jax.default_backend() != "cpu" or _OPTION in os.environ.get("XLA_FLAGS", ""):
-        return {}
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves(arrays)}
-    if any(jnp.issubdtype(dtype, jnp.floating) and dtype not in _wide for dtype in dtypes):
-        return {}
-    return {_OPTION: False}
+    dtypes = set[Any]()
+    for leaf in jax.tree.leaves(arrays):
+        if isinstance(leaf, Tracer):
+            return None
+        dtypes.add(getattr(leaf, "dtype", None))
+    dtypes -= {None, *_WIDE}
+    if any(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        return None
+    return _known()
 
 
-def compiled(lowered: jax.stages.Lowered, arrays: object) -> Any:
-    """Compiles what was lowered for arrays like these."""
-    global _refused
-    if asked := options(arrays):
-        try:
-            return lowered.compile(asked)
-        except jax.errors.JaxRuntimeError as error:
-            if _OPTION not in str(error):
-                raise
-            _refused = True
-    return lowered.compile()
+@functools.cache
+def _known() -> dict[str, Any] | None:
+    if jax.default_backend() != "cpu" or _OPTION in os.environ.get("XLA_FLAGS", ""):
+        return None
+    asked = {_OPTION: False}
+    try:
+        jax.jit(lambda: 0, compiler_options=asked).lower().compile()
+    except jax.errors.JaxRuntimeError:  # XLA names an option that it does not know
+        return None
+    return asked
