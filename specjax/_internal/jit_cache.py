@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from specjax._internal import kept_programs, quick_code
@@ -163,6 +164,9 @@ class _Entry:
         if (options := quick_code.options(arrays)) is None:
             return self.plain
         if self._quick is None:
+            # A traced function may call this with arrays that it only closes over.
+            if isinstance(jax.device_put(np.int32(0)), Tracer):
+                return self.plain
             self._quick = jax.jit(
                 self._bound, donate_argnums=self._donated, compiler_options=options
             )

@@ -132,6 +132,7 @@ def test_programs_in_float32_are_written_the_quick_way(monkeypatch):
         _scale.bound(11.0, wide)(wide)
     assert (np.asarray(_scale(11.0, narrow), np.float32) == 11).all()
     assert (np.asarray(jax.jit(lambda x: _scale(11.0, x))(wide)) == 11).all()
+    assert (np.asarray(jax.jit(lambda: _scale(13.0, wide))()) == 13).all()
     monkeypatch.undo()
     try:
         quick_code._known.cache_clear()
