@@ -117,9 +117,19 @@ def test_programs_are_freed_before_memory_mappings_run_out(monkeypatch):
     assert len(_scale.jitted()) == 5
 
 
-def test_programs_in_float32_are_written_the_quick_way(monkeypatch):
-    """XLA gets the option for float32 alone, and not where it, the user or a trace refuses it."""
+@pytest.fixture
+def _without_flags(monkeypatch):
+    """XLA's own choice of a writer, which the flags of the tests name."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    quick_code._known.cache_clear()
     clear_programs()
+    yield
+    clear_programs()
+    quick_code._known.cache_clear()
+
+
+def test_programs_in_float32_are_written_the_quick_way(_without_flags, monkeypatch):
+    """XLA gets the option for float32 alone, and not where a trace has no place for it."""
     wide, narrow = np.ones(5, np.float32), jnp.ones(5, jnp.bfloat16)
     asked = quick_code.options((wide, np.ones(5, np.int8), None))
     assert asked is not None and list(asked.values()) == [False]
@@ -131,18 +141,18 @@ def test_programs_in_float32_are_written_the_quick_way(monkeypatch):
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         _scale.bound(11.0, wide)(wide)
     assert (np.asarray(_scale(11.0, narrow), np.float32) == 11).all()
-    assert (np.asarray(jax.jit(lambda x: _scale(11.0, x))(wide)) == 11).all()
+    assert (np.asarray(jax.jit(lambda x: _scale(12.0, x))(wide)) == 12).all()
     assert (np.asarray(jax.jit(lambda: _scale(13.0, wide))()) == 13).all()
-    monkeypatch.undo()
-    try:
-        quick_code._known.cache_clear()
-        monkeypatch.setenv("XLA_FLAGS", f"--{quick_code._OPTION}=true")
-        assert quick_code.options(wide) is None
-        quick_code._known.cache_clear()
-        monkeypatch.delenv("XLA_FLAGS")
-        monkeypatch.setattr(quick_code, "_OPTION", "xla_no_such_option")
-        assert quick_code.options(wide) is None
-        assert (np.asarray(_scale(12.0, wide)) == 12).all()
-    finally:
-        monkeypatch.undo()
-        quick_code._known.cache_clear()
+    monkeypatch.undo()  # also puts the flags back
+
+
+def test_an_option_that_xla_or_the_user_refuses_is_left_out(_without_flags, monkeypatch):
+    """A later XLA may not know it, and `XLA_FLAGS` may set it."""
+    wide = np.ones(5, np.float32)
+    monkeypatch.setenv("XLA_FLAGS", f"--{quick_code._OPTION}=true")
+    assert quick_code.options(wide) is None
+    quick_code._known.cache_clear()
+    monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setattr(quick_code, "_OPTION", "xla_no_such_option")
+    assert quick_code.options(wide) is None
+    assert (np.asarray(_scale(12.0, wide)) == 12).all()
