@@ -14,11 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 _OPTION = "xla_cpu_use_fusion_emitters"
 
-_WIDE = (jnp.float32, jnp.float64)
+_WIDE = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def quick_jit(function: Callable[..., Any], arrays: object, **others: Any) -> Any:
