@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from specjax._internal import kept_programs, quick_code
+from specjax._internal import kept_programs
 from specjax._internal.checks import within
 from specjax._internal.mappings import mapped
 
@@ -161,6 +161,8 @@ class _Entry:
 
     def of(self, arrays: object) -> jax.stages.Wrapped:
         """Returns the jitted function that arrays like these are given to."""
+        from specjax._internal import quick_code  # training has no use for it
+
         if (options := quick_code.options(arrays)) is None:
             return self.plain
         if self._quick is None:
@@ -185,7 +187,7 @@ class _Entry:
                 return program(*rest)
         if self.keeps and len(self.kept) < _MOST_FORMS:
             if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(rest)):
-                made = kept_programs.executable(function, fixed, rest, self.of(rest))
+                made = kept_programs.executable(function, fixed, rest, lambda: self.of(rest))
                 self.keeps = made is not None
                 if made is not None:
                     self.kept.append(made)

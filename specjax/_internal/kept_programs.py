@@ -134,7 +134,7 @@ def executable(
     function: Callable[..., Any],
     static: tuple[object, ...],
     arrays: tuple[object, ...],
-    jitted: Any,
+    jitted: Callable[[], Any],
 ) -> Callable[..., Any] | None:
     """Returns a compiled function of arrays like these, read from its file or else compiled.
 
@@ -142,7 +142,7 @@ def executable(
       function: the one that is compiled, of a module of specjax.
       static: the arguments that its trace depends on.
       arrays: the other arguments.
-      jitted: the `jax.jit` of the function with these static arguments.
+      jitted: returns the `jax.jit` of the function with these static arguments.
 
     Returns:
       None if it has no key, or if JAX cannot keep it.
@@ -162,7 +162,7 @@ def executable(
                 return loaded
         except Exception as reason:  # a file that cannot be loaded costs at most the time
             _log.debug("%s is not loaded: %s", name, reason)
-    before, lowered = _hits(), jitted.trace(*arrays).lower()
+    before, lowered = _hits(), jitted().trace(*arrays).lower()
     compiled = lowered.compile()
     try:
         _keep(place, compiled, lowered.as_text(), fresh=_hits() == before)
