@@ -135,35 +135,35 @@ class Device:
         self.pools: list[Pool] = []
         self._at: tuple[NamedSharding | None, ...] | None = None  # where the pools are
         self._places = Shardings.of(params)
-        jit = functools.partial(quick_jit, arrays=params)
-        self._empty = jit(lambda params: self._places.reading(self._reading(params)))
-        self._read = jit(self._read_on, donate_argnums=(1, 2))
-        self._read_rows = jit(self._rows_read_on, donate_argnums=(1, 2))
+        self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
+        self._read = quick_jit(self._read_on, params, donate_argnums=(1, 2))
+        self._read_rows = quick_jit(self._rows_read_on, params, donate_argnums=(1, 2))
         self._together = frozenset[int]()  # widths of passes that may have several rows
-        self._begin = jit(self._begun)
-        self._insert = jit(self._inserted, donate_argnums=0)
+        self._begin = quick_jit(self._begun, params)
+        self._insert = jax.jit(self._inserted, donate_argnums=0)
         self._layout: tuple[NamedSharding | None, ...] | None = None  # of the batch
         # The turn before may have no news yet when a turn is asked for its own.
         window = 2 * MOST_STEPS * (several.max_depth + 1)
-        self._peek = jit(lambda *x: self._places.known(_peek(window, *x)))
-        self._recorded = jit(lambda *x: self._places.known(_recorded(window, *x)))
-        self._copy = jit(self._copied if pages is None else self._first)
-        self._snapshot = jit(lambda reading: jax.tree.map(jnp.copy, reading))
-        self._copy_page = jit(
+        self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
+        self._recorded = jax.jit(lambda *x: self._places.known(_recorded(window, *x)))
+        self._copy = jax.jit(self._copied if pages is None else self._first)
+        self._snapshot = jax.jit(lambda reading: jax.tree.map(jnp.copy, reading))
+        self._copy_page = jax.jit(
             lambda pools, *pages: constrain_like(copied_page(pools, *pages), self._at),
             donate_argnums=0,
         )
-        self._clear = jit(
+        self._clear = jax.jit(
             lambda pools, *pages: constrain_like(cleared(pools, *pages), self._at), donate_argnums=0
         )
         # The sum keeps a table where it was, so that no other program is compiled for it.
         self._tables, self._table = (
-            jit(lambda old, table, uses, at=at: at(old * 0 + jnp.where(uses, table, 0)))
+            jax.jit(lambda old, table, uses, at=at: at(old * 0 + jnp.where(uses, table, 0)))
             for at in (self._places.rows, self._places.one)
         )
-        self._end = jit(lambda done, ended: self._places.rows(done | ended))
-        self._resumed = jit(lambda *x: self._places.rows(jnp.where(*x)))  # waiting, before, done
-        self._tile = jit(lambda row: self._places.batch(_tiled(slots, row)))
+        self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
+        # Of the rows that wait, those that were done before, and those that are.
+        self._resumed = jax.jit(lambda *three: self._places.rows(jnp.where(*three)))
+        self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
         self._decoders = {
             width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))
             for width in self._widths()
