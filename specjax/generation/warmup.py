@@ -44,6 +44,7 @@ from specjax.tuning import (
     Demand,
     Learned,
     about,
+    add_demand,
     awake_cost,
     keep_costs,
     keep_demand,
@@ -255,6 +256,7 @@ def count(ready: Ready, state: DecodeState, seconds: float) -> None:
         sums = {part: to_host(rates.slow).sum(0) for part, rates in parts.items()}
         judged = {part: (float(of), float(accepted)) for part, (of, accepted) in sums.items()}
         drafting, passes = to_host((state.stats.drafting.sum(), state.stats.target_passes.sum()))
+        before = learned.demand.lost
         learned.demand.count(
             proposer.options, learned.seconds, judged, learned.prior,
             float(drafting) / max(float(passes), 1.0), seconds,
@@ -263,7 +265,7 @@ def count(ready: Ready, state: DecodeState, seconds: float) -> None:
         if rest is not None:
             saved = float(to_host(rest.saved).mean())
             learned.demand.count_rests(float(learned.seconds[0]), saved, seconds)
-        keep_demand(learned.demand, *_known(prepared))
+        add_demand(learned.demand, learned.demand.lost - before, *_known(prepared))
     learned.learn(state)
 
 

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     )
     from specjax.tuning.costs import step_costs, step_seconds
     from specjax.tuning.demand import Demand
-    from specjax.tuning.kept_costs import keep_costs, keep_demand, read_costs, read_demand
+    from specjax.tuning.kept_costs import (
+        add_demand,
+        keep_costs,
+        keep_demand,
+        read_costs,
+        read_demand,
+    )
     from specjax.tuning.plan import (
         Candidate,
         Plan,
@@ -37,6 +43,7 @@ __all__ = [
     "Plan",
     "Tree",
     "about",
+    "add_demand",
     "awake_cost",
     "contexts_of",
     "fastest_tree",

@@ -54,6 +54,22 @@ def keep_demand(demand: Demand, *known: object) -> None:
     kept_programs.write(kept_programs.place_of("demand", *known), held)
 
 
+def add_demand(demand: Demand, lost: float, *known: object) -> None:
+    """Keeps that a call has lost some seconds more, beside what other processes have kept since.
+
+    `demand` then has theirs too.  Of two calls that end within a millisecond one may be forgotten,
+    which puts off the compilation by a call.
+
+    Args:
+      demand: of this process, which has counted the call.
+      lost: the seconds of the call.
+      known: as for `keep_demand`.
+    """
+    if (kept := read_demand(*known)) is not None:
+        demand.lost = kept.lost + lost
+    keep_demand(demand, *known)
+
+
 def read_demand(*known: object) -> Demand | None:
     """Returns what earlier processes have lost; None if nothing is kept."""
     kept = kept_programs.read(kept_programs.place_of("demand", *known))
