@@ -12,6 +12,7 @@ from toys import TABLES as toys
 from specjax import RULES, Decoder, Params
 from specjax.proposers import RESTS, Adaptive
 from specjax.proposers.adaptive.rest import LONGEST, Rest
+from specjax.types import ABSENT
 
 ROWS = 2
 
@@ -102,6 +103,25 @@ def test_a_drafter_goes_on_after_a_rest():
     assert live.any()
     np.testing.assert_array_equal(made.tokens[live], wanted.tokens[live])
     np.testing.assert_array_equal(made.parent[live], wanted.parent[live])
+
+
+def test_a_drafter_that_cannot_be_left_out_misses_nothing():
+    """A translated draft keeps the tokens of one step until it drafts again, so nothing rests."""
+    inner, own = toys.CASES["universal"]
+    adaptive = Adaptive(None, inner, (1, inner.num_nodes))
+    dec = Decoder(toys.model(), adaptive, RULES["match"](), (toys.EOS,), toys.CAPACITY)
+
+    def params(forced):
+        made = toys.adaptive((1.0, 1.0), own).replace(forced=jnp.int32(forced))
+        return Params(toys.weights(), made.replace(saved=jnp.float32(0), awake=jnp.float32(0.9)))
+
+    rested, plain = (dec.run(params(n), toys.prefill(dec, params(n)), 4) for n in (RESTS, 0))
+    propose = jax.jit(dec.propose)
+    made, wanted = (propose(params(1), state)[0] for state in (rested, plain))
+    live = ~np.asarray(plain.done)
+    assert (wanted.parent[live, 1:] != ABSENT).any()
+    np.testing.assert_array_equal(made.parent[live], wanted.parent[live])
+    np.testing.assert_array_equal(made.tokens[live], wanted.tokens[live])
 
 
 @pytest.mark.parametrize("name", ["eagle3", "best first"])

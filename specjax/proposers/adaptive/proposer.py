@@ -107,7 +107,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             taps=() if self.drafter is None else self.drafter.taps,
             point_mass=all(part.point_mass for part in parts),
             reads_documents=any(part.reads_documents for part in parts),
-            rests=not self.brief,
+            rests=not self.brief and self._can_be_left_out,
         )
 
     @property
@@ -187,7 +187,9 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             needed=jnp.ones(rows, jnp.float32),
             weight=jnp.zeros(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
-            rest=None if params.saved is None else Rest.start(rows, params.saved),
+            rest=Rest.start(rows, params.saved)
+            if params.saved is not None and self._can_be_left_out
+            else None,
             trees=TreeGains.start(rows, self.widths, params.trees) if self._is_tree else None,
             chains=TreeGains.start(rows, self.chain_widths, params.chains)
             if self._is_tree
@@ -246,6 +248,14 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         return drafter is not None and not drafter.resumes and drafter.waits
 
     @property
+    def _can_be_left_out(self) -> bool:
+        """Whether a step may commit tokens without `propose` of the drafter.
+
+        Another drafter keeps those of one step alone, and would lose the tokens before them.
+        """
+        return self.drafter is None or self.drafter.resumes or self._waits
+
+    @property
     def _of_step(self) -> int:
         """The most tokens that a step commits."""
         return self.max_depth + 1
@@ -265,7 +275,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
 
     def _late(self, seconds: Array, missed: Array) -> Array:
         """[B] the time in which the drafter reads `missed` tokens, in steps without drafts."""
-        if self.drafter is None or not (self.drafter.resumes or self._waits):
+        if self.drafter is None or not self._can_be_left_out:
             return jnp.zeros(missed.shape, jnp.float32)
         begin = 1 + self._lookups
         seconds = seconds[..., begin : begin + len(self.widths) - 1] / seconds[..., :1]
@@ -485,9 +495,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         if waiting is not None:
             waiting = waiting.after(block, jnp.bool_(True))
         elif drafter is not None and self.drafter is not None:
-            own = drafter.own
-            if self.drafter.resumes:
-                own = self.drafter.rest(own)
+            own = self.drafter.rest(drafter.own)
             own = self.drafter.observe(params.drafter, own, block)
             drafter = dataclasses.replace(drafter, own=own)
         return dataclasses.replace(
