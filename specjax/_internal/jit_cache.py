@@ -165,10 +165,10 @@ class _Entry:
 
         if (options := quick_code.options(arrays)) is None:
             return self.plain
+        # A traced function may call this with arrays that it only closes over.
+        if isinstance(jax.device_put(np.int32(0)), Tracer):
+            return self.plain
         if self._quick is None:
-            # A traced function may call this with arrays that it only closes over.
-            if isinstance(jax.device_put(np.int32(0)), Tracer):
-                return self.plain
             self._quick = jax.jit(
                 self._bound, donate_argnums=self._donated, compiler_options=options
             )
