@@ -251,11 +251,13 @@ def count(ready: Ready, state: DecodeState, seconds: float) -> None:
     if learned is None:
         return
     if learned.demand is not None:
-        proposer, parts = prepared.decoder.proposer, state.proposer.rates_by_part()
+        proposer, stats = prepared.decoder.proposer, to_host(state.stats)
         assert isinstance(proposer, Adaptive)
-        sums = {part: to_host(rates.slow).sum(0) for part, rates in parts.items()}
+        # On the host, since each operation on a device would be a program of its own.
+        known = dataclasses.replace(state.proposer, rates=to_host(state.proposer.rates))
+        sums = {part: rates.slow.sum(0) for part, rates in known.rates_by_part().items()}
         judged = {part: (float(of), float(accepted)) for part, (of, accepted) in sums.items()}
-        drafting, passes = to_host((state.stats.drafting.sum(), state.stats.target_passes.sum()))
+        drafting, passes = stats.drafting.sum(), stats.target_passes.sum()
         before = learned.demand.lost
         learned.demand.count(
             proposer.options, learned.seconds, judged, learned.prior,

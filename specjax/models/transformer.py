@@ -35,11 +35,10 @@ from specjax.caches import (
 from specjax.models import feed_forward
 from specjax.models.attention import attend, cpu_attend, gpu_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import Dense, Norm, Pending, look_up, named_param, scaled
+from specjax.models.layers import Dense, Norm, Pending, look_up, named_param, on_target, scaled
 from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.packed import is_packed
 from specjax.models.products import dot_general, gpu_dot_general
-from specjax.models.vocabulary import on_target
 from specjax.models.whole_layers import form_of_layers, run_whole_layers, together_or_apart
 from specjax.types import ModelOutput
 

@@ -20,6 +20,7 @@ from specjax.types import DecodeState, Params
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
 _SLOW = 0.02  # seconds of a step above which the cost of a call does not matter
 _ROUNDS = 7
+_REST_ROUNDS = 5
 _QUICK = 0.005  # seconds of a step from which on the time of choosing does not matter
 
 _AGREED, _FEW_ROUNDS = 0.05, 3
@@ -208,7 +209,7 @@ def awake_cost(
     if plain > _QUICK or not decoder.proposer.rests:
         return 0.0
     clock = OptionClock(decoder, params, prefill)
-    pairs = [(clock.sample(RESTS), clock.sample(0)) for _ in range(_FEW_ROUNDS)]
+    pairs = [(clock.sample(RESTS), clock.sample(0)) for _ in range(_REST_ROUNDS)]
     return float(np.clip(statistics.median(1 - rest / awake for rest, awake in pairs), 0.0, 0.5))
 
 

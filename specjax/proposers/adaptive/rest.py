@@ -12,7 +12,7 @@ _SPAN = 128.0  # awake steps that the mean counts
 _FIRST_SPAN = 8.0  # awake steps that count for the value from earlier texts
 _WATCHES = 4
 """Awake steps between two rests."""
-_MUCH, _AFTER = 1.0, 8
+_MUCH, _AFTER = 2.0, 8
 """After a step whose drafts saved more time than `_MUCH`, it is awake for so many steps more: a
 text that repeats itself often goes on so.
 """
