@@ -42,9 +42,9 @@ def test_rests_get_longer_while_drafts_save_less_than_choosing_costs():
 
 def test_it_does_not_rest_where_drafts_save_more():
     """The mean counts, so one step of many may save all that the others cost; without a cost of
-    choosing there is nothing to win."""
+    choosing there is nothing to win, also where drafts fail."""
     assert not any(rests([0.0, 0.0, 0.0, 1.0], 0.1, 300, start=1.0))
-    assert not any(rests([0.0], 0.0, 300))
+    assert not any(rests([0.0], 0.0, 300)) and not any(rests([-0.1], 0.0, 300))
     assert any(rests([0.0, 0.0, 0.0, 0.3], 0.1, 300))
 
 

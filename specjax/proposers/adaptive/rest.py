@@ -51,11 +51,12 @@ class Rest:
 
         Args:
           saved: [B] the time that its drafts saved, below 0 if they cost time.
-          cost: [] what an awake step takes longer than one at rest.
+          cost: [] what an awake step takes longer than one at rest; 0, also where nobody measured
+            it: it never rests, even if drafts cost time, which `Trials` bounds.
         """
         seen = jnp.minimum(self.seen + 1, _SPAN)
         mean = self.saved + (saved - self.saved) / seen
-        pays = mean >= cost
+        pays = (mean >= cost) | (cost <= 0)
         much = saved > _MUCH
         watch = jnp.where(much, _AFTER, jnp.where(pays, _WATCHES, self.watch) - 1)
         rests = ~pays & (watch <= 0)
