@@ -191,8 +191,8 @@ class ServeOptions(
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "0 takes any free port")
     admin: bool = option(
-        False, "let a trainer pause the server, abort requests, and give it the weights of a "
-        "folder of this machine",
+        False, "let a trainer pause the server, abort requests, release memory, and give it the "
+        "weights of a folder of this machine",
     )  # fmt: skip
     api_key: str | None = option(
         None, f"requests have to send this key; default: the variable {_KEY}"

@@ -83,15 +83,14 @@ class Depths:
     has its own a, and drafts of its expected text end where that does.  The K with the most tokens
     a second is taken, so the last rows have more drafts.  Where only some rows have expected tokens
     ahead, these may take turns alone, until all can decode plainly: the others would make each pass
-    dearer, and gain one token.  So may rows that follow their texts.  A choice changes the time of
-    a text and not the text.
+    dearer, and gain one token.  So may those of them that follow their texts.  A choice
+    changes the time of a text and not the text.
 
     While a row follows its expected text, its a is the share of tokens that were expected after
     such ones, in this row and in all.  After another token it follows from the drafts that were
-    accepted since.  What is looked up is tried again after some plain
-    decoding, which takes at most a two-hundredth of the time.  Times that are not known yet are
-    estimated from others.  The first turn with a number of rows and of drafts compiles, so its time
-    does not count.
+    accepted since.  What is looked up is tried again after some plain decoding, which takes at most
+    a two-hundredth of the time.  Times that are not known yet are estimated from others.  The first
+    turn with a number of rows and of drafts compiles, so its time does not count.
     """
 
     def __init__(

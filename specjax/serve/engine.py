@@ -38,7 +38,7 @@ from specjax.serve.identity import model_hash
 from specjax.serve.page_sizes import PAGE, PAGES, PageSizes
 from specjax.serve.per_row import PLAIN, Limits, PerRow
 from specjax.serve.reading import Reader
-from specjax.serve.releasing import CACHES, PARTS, WEIGHTS, take_arrays, take_caches
+from specjax.serve.releasing import CACHES, PARTS, WEIGHTS, take_arrays, take_caches, twins
 from specjax.serve.resuming import Delivered
 from specjax.serve.scheduler import Admission, Load, Scheduler
 from specjax.types import Params
@@ -189,7 +189,7 @@ class Engine:
             device = cast(Device, self._leader)
         self._scheduler = Scheduler(device, waiting)
         self._released: dict[str, Callable[[], None]] = {}  # what brings each part back
-        self._goes_on = True  # after the memory is back; False if it was paused before
+        self._goes_on = True  # once all memory is there; False while it is paused
 
     def __enter__(self) -> Engine:
         return self
@@ -321,23 +321,31 @@ class Engine:
           The number of requests that there were.
         """
         settle((mode not in _PAUSES, f"mode={shown(mode)}; pass one of {', '.join(_PAUSES)}"))
-        return self._scheduler.call(lambda: self._scheduler.pause(mode))
+
+        def pause() -> int:
+            self._goes_on = False
+            return self._scheduler.pause(mode)
+
+        return self._scheduler.call(pause)
 
     def go_on(self) -> None:
-        """Ends a pause.
+        """Ends a pause; while memory is released, requests still wait for that."""
 
-        Raises:
-          ValueError: memory is released.
-        """
-        self._scheduler.call(lambda: (self._refuse_released(), self._scheduler.go_on()))
+        def go_on() -> None:
+            self._goes_on = True
+            if not self._released:
+                self._scheduler.go_on()
+
+        self._scheduler.call(go_on)
 
     def release_memory(self, parts: Sequence[str] = PARTS) -> None:
         """Gives the memory of its arrays back until `resume_memory`; requests wait until then.
 
         A trainer on the same devices has the memory for its step.  Caches are forgotten, and
         nothing is compiled when they come again.  The target's weights go to the host's memory, and
-        the arrays of the model that this engine was made with are deleted, whoever holds them; on
-        a CPU this frees nothing.  Drafters keep their own weights.
+        the arrays of the model that this engine was made with, or that `update_weights` brought
+        last, are deleted, whoever holds them; on a CPU this frees nothing.  Drafters keep their
+        weights, also those that are the target's arrays, as with `window_draft(target, 512)`.
 
         Args:
           parts: "kv_cache", "weights" or both.  What is released already stays so.
@@ -348,27 +356,30 @@ class Engine:
         _check_parts(parts)
         settle((_is_spread(self.target), "an engine over several processes keeps its memory"))
 
+        def take_weights() -> Callable[[], None]:
+            self.model_hash  # noqa: B018 - it reads the weights, and stays
+            target = self.target
+            other = dataclasses.replace(target, params=twins(target.params))
+            held = jax.tree.leaves([_arrays(part, other) for part in self.drafters])
+            again = take_arrays(target.params, {id(leaf) for leaf in held})
+            return lambda: self._take(dataclasses.replace(target, params=again()))
+
+        takes = {CACHES: lambda: take_caches(self._device), WEIGHTS: take_weights}
+
         def release() -> None:
             self._scheduler.flush()
-            if not self._released:
-                self._goes_on = not self._scheduler.paused
-                self._scheduler.pause("in_place")
-            if CACHES in parts and CACHES not in self._released:
-                self._released[CACHES] = take_caches(self._device)
-            if WEIGHTS in parts and WEIGHTS not in self._released:
-                self.model_hash  # noqa: B018 - it reads the weights, and stays
-                target, again = self.target, take_arrays(self.target.params)
-                self._released[WEIGHTS] = lambda: self._take(
-                    dataclasses.replace(target, params=again())
-                )
+            for part in PARTS:
+                if part in parts and part not in self._released:
+                    self._released[part] = takes[part]()
+                    self._scheduler.pause("in_place")
 
         self._scheduler.call(release)
 
     def resume_memory(self, parts: Sequence[str] = PARTS) -> None:
         """Takes back memory that was released: caches are empty, and weights as they were.
 
-        When all is back the engine goes on, unless it was paused before.  `update_weights` may
-        follow on the weights, before the caches are back.
+        When all is back the engine goes on, unless it is paused.  `update_weights` may follow on
+        the weights, before the caches are back.
 
         Raises:
           ValueError: another part.
@@ -414,7 +425,7 @@ class Engine:
         new = dataclasses.replace(self.target, params=target.params, folder=target.folder)
 
         def replace() -> None:
-            self._refuse_released(WEIGHTS)
+            self.check_weights()
             self._take(new)
             self.__dict__.pop("model_hash", None)
 
@@ -427,11 +438,11 @@ class Engine:
         device.params = Params(target.params, own + device.params.proposer[len(own) :])
         self.checker = dataclasses.replace(self.checker, target=target)
 
-    def _refuse_released(self, *parts: str) -> None:
-        away = [part for part in parts or PARTS if part in self._released]
+    def check_weights(self) -> None:
+        """Raises ValueError while the weights are released: others would need their memory."""
         settle((
-            bool(away),
-            f"the memory of {' and '.join(away)} is released: call resume_memory(), or send "
+            WEIGHTS in self._released,
+            "the memory of the weights is released: call resume_memory(), or send "
             "/resume_memory_occupation, before",
         ))  # fmt: skip
 

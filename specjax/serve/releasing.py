@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import jax
@@ -43,19 +43,37 @@ def take_caches(device: Device) -> Callable[[], None]:
     return again
 
 
-def take_arrays(tree: Arrays) -> Callable[[], Arrays]:
-    """Moves arrays to the host, and deletes them; returns what puts them back."""
+def twins(tree: Arrays) -> Arrays:
+    """Returns other arrays with the same memory: who holds the first ones does not hold these."""
+
+    def twin(leaf: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        parts = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+    return jax.tree.map(twin, tree)
+
+
+def take_arrays(tree: Arrays, kept: Collection[int]) -> Callable[[], Arrays]:
+    """Moves arrays to the host, and deletes them; returns what puts them back.
+
+    Args:
+      tree: arrays of devices; others in it stay as they are.
+      kept: the `id` of those that stay.
+    """
     leaves, form = jax.tree.flatten(tree)
-    host: dict[int, np.ndarray] = {}
-    places = [_place(leaf) for leaf in leaves]
-    for leaf in leaves:
-        if id(leaf) not in host:
-            host[id(leaf)] = np.array(leaf)
-            leaf.delete()
-    kept = [host[id(leaf)] for leaf in leaves]
+    taken = {
+        id(leaf): leaf for leaf in leaves if isinstance(leaf, jax.Array) and id(leaf) not in kept
+    }
+    # All of them, before the first is deleted: the host's memory may not suffice.
+    host = {name: (np.array(leaf), _place(leaf)) for name, leaf in taken.items()}
+    for leaf in taken.values():
+        leaf.delete()
 
     def again() -> Arrays:
-        return jax.tree.unflatten(form, list(map(jax.device_put, kept, places)))
+        made = {name: jax.device_put(*held) for name, held in host.items()}
+        return jax.tree.unflatten(form, [made.get(id(leaf), leaf) for leaf in leaves])
 
     return again
 

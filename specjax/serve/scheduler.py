@@ -274,11 +274,6 @@ class Scheduler:
             self._paused = True
         return count
 
-    @property
-    def paused(self) -> bool:
-        """True between `pause` and `go_on`."""
-        return self._paused
-
     def go_on(self) -> None:
         """Ends a pause; for `call`."""
         with self._changed:

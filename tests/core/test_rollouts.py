@@ -344,6 +344,20 @@ def test_acceptance_is_learned_from_tokens_and_from_drafts():
     assert ends.alpha > before and ends.follows
 
 
+def test_a_part_that_is_as_long_as_the_batch_is_no_batch(monkeypatch):
+    """Three rows that draft apart are filled up to four, and the fourth keeps its text."""
+    model, prompts = specjax.load(specjax.shipped("tiny/target")), [[5, 9, 7]]
+    sampler, keys = Sampler(model, slots=4, max_new_tokens=12), rollout_keys(0, prompts, 4)
+    wanted = sampler.sample(prompts, keys, samples=4).texts
+
+    def best(self, size, rows, **how):
+        return Turn(self.options[1], 1, [0, 2, 3] if len(rows) == 4 else range(len(rows)))
+
+    monkeypatch.setattr(Depths, "best", best)
+    made = sampler.sample(prompts, keys, samples=4, expected=wanted)
+    assert made.texts == wanted
+
+
 def test_unknown_times_are_estimated():
     """From the others by the number of tokens, and one that was disturbed does not count."""
     depths = Depths(16)

@@ -402,7 +402,7 @@ def checkpoint(engine: Engine, body: WeightsFromDisk):
 
     Raises:
       Problem: it is no folder with safetensors, or the engine's weights are rounded.
-      ValueError: as `specjax.load`.
+      ValueError: as `specjax.load`, or the weights are released.
     """
     folder = pathlib.Path(body.model_path)
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
@@ -410,6 +410,7 @@ def checkpoint(engine: Engine, body: WeightsFromDisk):
             f"model_path={body.model_path!r} is no folder of this machine with config.json and "
             "safetensors", "model_path",
         )  # fmt: skip
+    engine.check_weights()  # before others take the memory
     params = engine.target.params
     types = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
     if len(types) > 1 or not types <= {"float32", "bfloat16", "float16"}:
