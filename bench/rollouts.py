@@ -4,8 +4,10 @@ Weights move by steps of Adam on the files of --data.  The same sampler without 
 with one that expects the texts of the first weights.  Rollouts that were stopped half-way (--half)
 are refreshed, which takes them to where they were under the new weights; then they are completed,
 which can at most halve the time, as nothing is known of the other half.  With --fresh the new
-samples have other keys, and the old texts of their prompt are documents to look up in.  With --tail
-most samples are short and a few are long, so the last ones are alone.  With --peer transformers'
+samples have other keys, and the old texts of their prompt are documents to look up in; plain
+decoding is then also timed against itself, which tells what the machine does to a ratio.  Ratios
+are medians over turns, with intervals of 95 % from a bootstrap over these.  With --tail most
+samples are short and a few are long, so the last ones are alone.  With --peer transformers'
 `generate`, which trl samples with, too, takes turns as well, with as many rows at once; its texts
 are other samples, and a batch of them ends with its longest.
 """
@@ -95,7 +97,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     report = measure(options)
     names = ["what", "rate", "steps", "tokens kept", "tokens a pass", "plain, s", "drafts, s",
-             "over plain", *["transformers, s"] * options.peer]  # fmt: skip
+             "over plain", *["plain over itself"] * options.fresh,
+             *["transformers, s"] * options.peer]  # fmt: skip
     print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|")
     for row in report["rows"]:
         print(f"| {' | '.join(str(cell) for cell in row.values())} |")
@@ -106,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
 def measure(options: RolloutOptions) -> Report:
     """Returns the report of every rate and number of steps."""
     folder = pathlib.Path(options.target)
-    ids = _ids(specjax.load(folder), pathlib.Path(options.data))
+    ids = python_ids(specjax.load(folder), pathlib.Path(options.data))
     if options.size is not None:
         folder = _random(options.size, max(ids) + 1)
     target = specjax.load(folder, "float32")
@@ -136,31 +139,32 @@ def measure(options: RolloutOptions) -> Report:
         some = options.samples
         texts = [old[n * some : (n + 1) * some] for n in range(len(prompts))]
         kinds = [("fresh", most, {"documents": texts})]
-    rows = []
+    rows, order = [], np.random.default_rng(0)
     for rate in options.rates:
         for steps in options.steps:
             say(f"rate {rate}, {steps} steps")
-            params = _moved(target, ids, rate, steps)
+            params = moved(target, ids, rate, steps)
             for kind, most, given in kinds:
                 peer = _peer(folder, options, prompts, most) if options.peer else None
                 turns, others = [], []
+                ways = [(plain, Given()), (drafting, given)] + [(plain, Given())] * options.fresh
                 for _ in range(options.rounds + _FIRST):
-                    turns.append(
-                        [
-                            _timed(sampler, prompts, keys, options.samples, params, most, texts)
-                            for sampler, texts in ((plain, Given()), (drafting, given))
-                        ]
-                    )
+                    turn: list[tuple[Rollouts, float] | None] = [None] * len(ways)
+                    for way in order.permutation(len(ways)):
+                        sampler, texts = ways[way]
+                        turn[way] = _timed(
+                            sampler, prompts, keys, options.samples, params, most, texts
+                        )
+                    turns.append([each for each in turn if each is not None])
                     if peer is not None and len(turns) > _FIRST:
                         others.append(peer())
-                (wanted, _), (made, _) = turns[-1]
+                wanted, made = turns[-1][0][0], turns[-1][1][0]
                 texts = made.texts
                 if texts != wanted.texts:
                     raise ValueError("a text with drafts differs from plain decoding")
-                plainly, drafted = (
-                    np.array([turn[which][1] for turn in turns[_FIRST:]]) for which in (0, 1)
-                )
-                ratios = plainly / drafted
+                plainly, drafted, *again = np.array(
+                    [[each[1] for each in turn] for turn in turns[_FIRST:]]
+                ).T
                 rows.append(
                     {
                         "what": kind,
@@ -170,9 +174,8 @@ def measure(options: RolloutOptions) -> Report:
                         "tokens_per_pass": round(sum(map(len, texts)) / made.passes, 2),
                         "plain": round(float(np.median(plainly)), 3),
                         "drafts": round(float(np.median(drafted)), 3),
-                        "over_plain": (
-                            f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
-                        ),
+                        "over_plain": _over(plainly / drafted),
+                        **({"plain_again": _over(plainly / again[0])} if again else {}),
                         **({"transformers": round(float(np.median(others)), 2)} if others else {}),
                     }
                 )
@@ -241,7 +244,7 @@ def _lengths(options: RolloutOptions) -> np.ndarray:
     return np.clip(drawn, 1, longest).astype(int)
 
 
-def _ids(target: LanguageModel, folder: pathlib.Path) -> list[int]:
+def python_ids(target: LanguageModel, folder: pathlib.Path) -> list[int]:
     """Returns the tokens of the Python files of a folder."""
     if target.tokenizer is None:
         raise ValueError(f"--target {target.name} has no tokenizer, which --data needs")
@@ -252,7 +255,7 @@ def _ids(target: LanguageModel, folder: pathlib.Path) -> list[int]:
     return ids
 
 
-def _moved(target: LanguageModel, ids: Sequence[int], rate: float, steps: int) -> Weights:
+def moved(target: LanguageModel, ids: Sequence[int], rate: float, steps: int) -> Weights:
     """Returns the weights after some steps of Adam on text."""
     optimizer = optax.adam(rate)
 
@@ -271,6 +274,13 @@ def _moved(target: LanguageModel, ids: Sequence[int], rate: float, steps: int) -
         change, state = optimizer.update(slope(params, tokens), state, params)
         params = optax.apply_updates(params, change)
     return params
+
+
+def _over(ratios: np.ndarray) -> str:
+    """Returns the median with its interval."""
+    drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return f"{np.median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _kept(old: list[list[int]], new: list[list[int]]) -> float:

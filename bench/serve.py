@@ -107,6 +107,7 @@ def measure(arguments: ServeOptions) -> Report:
             "engine, lookup": served(arguments, drafting, work, "lookup"),
             "engine, draft": served(arguments, drafting, work, "draft"),
         }
+        bare_pages = bare
         if arguments.cache_tokens is not None:
             pages = {**room, "cache_tokens": arguments.cache_tokens}
             bare_pages = stack.enter_context(Engine(target, **pages))
@@ -123,7 +124,15 @@ def measure(arguments: ServeOptions) -> Report:
                 "engine, as offline, plain": served(arguments, bare, even, "none"),
                 "offline, draft": generated(arguments, target, even, arguments.slots, drafter),
                 "engine, as offline, draft": served(arguments, drafting, even, "draft"),
+                "offline, lookup": generated(arguments, target, even, arguments.slots, lookup),
+                "engine, as offline, lookup": served(arguments, drafting, even, "lookup"),
             }
+            if arguments.cache_tokens is not None:
+                contestants |= {
+                    "engine with pages, as offline, plain": served(
+                        arguments, bare_pages, even, "none"
+                    )
+                }
         if arguments.peer:
             contestants["transformers, generate_batch"] = batched(arguments, work)
         turns: dict[str, list[Taken]] = {name: [] for name in contestants}

@@ -36,6 +36,8 @@ from specjax._internal.checks import (
     tokens_of,
     typed,
 )
+from specjax._internal.control_flow import apply_if
+from specjax._internal.platforms import on_cpu
 from specjax.constraints import Automata, Automaton
 from specjax.types import ABSENT, DecodeState
 
@@ -77,6 +79,8 @@ class Processors:
     # [B, N, W] uint32, the packed bits of what may follow each node of a proposal, where the host
     # says so (`guided`); only while that proposal is verified.
     masks: _Host | None = None
+    # [B] bool, the rows of which some setting is on; None: nobody has asked, so all may be.
+    used: _Host | None = None
 
     @classmethod
     def create(
@@ -167,6 +171,11 @@ class Processors:
             min_length=least if needed(0, least) else None,
             automata=Automata.of_rows(automata, vocab_size, constraint_size) if confined else None,
         )
+        if every:
+            on = (repetition != 1) | (presence != 0) | (frequency != 0) | (least > 0)
+            on = on | (bias != 0).any(1) | (phrases != ABSENT).any((1, 2))
+            on = on | np.array([automaton is not None for automaton in automata])
+            made = dataclasses.replace(made, used=on)
         return made if jax.tree.leaves(made) else None
 
     def begin(
@@ -243,6 +252,19 @@ def process(
     processors: Processors = state.processors
     x = jnp.asarray(logits, jnp.float32)
     path = jnp.full((*logits.shape[:2], 0), ABSENT) if path is None else path
+    apply = functools.partial(_process, state, path, function, window)
+    if processors.used is None or processors.masks is not None or function is not None:
+        return apply(x)
+    # A setting that is off changes no number.  On an accelerator it costs less than to ask.
+    wanted = jnp.any(processors.used & ~state.done)
+    return on_cpu(lambda x: apply_if(wanted, apply, x), apply, x)
+
+
+def _process(
+    state: DecodeState, path: Array, function: LogitsProcessor | None, window: int, x: Array
+) -> Array:
+    """Applies all processors to logits [B, M, V] in float32."""
+    processors: Processors = state.processors
     if processors.bias is not None:
         x = x + processors.bias[:, None]
     if processors.penalties is not None:

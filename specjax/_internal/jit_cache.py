@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from specjax._internal import kept_programs
@@ -80,7 +81,9 @@ def clear_programs() -> None:
     """
     for table in _tables:
         table.clear()
-    for program in list(_bound):
+    with _bound_lock:
+        programs = list(_bound)
+    for program in programs:
         program.clear()
 
 
@@ -149,10 +152,32 @@ class Recent(Generic[Key, Value]):
 class _Entry:
     """The programs of one structure."""
 
-    def __init__(self, jitted: jax.stages.Wrapped) -> None:
-        self.jitted = jitted
+    def __init__(self, bound: Callable[..., Any], donated: tuple[int, ...]) -> None:
+        self._bound, self._donated = bound, donated
+        self.plain = jax.jit(bound, donate_argnums=donated)  # inside of traced functions too
+        self._quick: jax.stages.Wrapped | None = None
         self.kept: list[Callable[..., Any]] = []  # those that are kept between processes
         self.keeps = kept_programs.keeps()  # False also for a structure that has no key
+
+    def of(self, arrays: object) -> jax.stages.Wrapped:
+        """Returns the jitted function that arrays like these are given to."""
+        from specjax._internal import quick_code  # training has no use for it
+
+        if (options := quick_code.options(arrays)) is None:
+            return self.plain
+        # A traced function may call this with arrays that it only closes over.
+        if isinstance(jax.device_put(np.int32(0)), Tracer):
+            return self.plain
+        if self._quick is None:
+            self._quick = jax.jit(
+                self._bound, donate_argnums=self._donated, compiler_options=options
+            )
+        return self._quick
+
+    @property
+    def jitted(self) -> jax.stages.Wrapped:
+        """The jitted function that the calls of this structure have, as far as there were any."""
+        return self.plain if self._quick is None else self._quick
 
     def run(self, function: Callable[..., Any], fixed: tuple[object, ...], rest: Any) -> Any:
         """Runs a program that is kept between processes, if there can be one."""
@@ -162,12 +187,12 @@ class _Entry:
                 return program(*rest)
         if self.keeps and len(self.kept) < _MOST_FORMS:
             if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(rest)):
-                made = kept_programs.executable(function, fixed, rest, self.jitted)
+                made = kept_programs.executable(function, fixed, rest, lambda: self.of(rest))
                 self.keeps = made is not None
                 if made is not None:
                     self.kept.append(made)
                     return made(*rest)
-        return self.jitted(*rest)
+        return self.of(rest)(*rest)
 
 
 class _Bound:
@@ -178,7 +203,9 @@ class _Bound:
     ) -> None:
         self._function, self._fixed, self._find = function, fixed, find
         self._entry: _Entry | None = find()
-        _bound.add(self)
+        self._jitted: jax.stages.Wrapped | None = None
+        with _bound_lock:
+            _bound.add(self)
 
     def __call__(self, *rest: object) -> Any:
         entry = self._entry
@@ -186,13 +213,16 @@ class _Bound:
             entry = self._entry = self._find()
         if entry.keeps:
             return entry.run(self._function, self._fixed, rest)
-        return entry.jitted(*rest)
+        if self._jitted is None:
+            self._jitted = entry.of(rest)
+        return self._jitted(*rest)
 
     def clear(self) -> None:
-        self._entry = None
+        self._entry = self._jitted = None
 
 
 _bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
+_bound_lock = threading.Lock()  # another thread may add one while all are listed
 
 
 class Programs(Generic[_InputsT, _OutputT]):
@@ -214,7 +244,7 @@ class Programs(Generic[_InputsT, _OutputT]):
         entry, rest = self._of(arguments), arguments[self._static :]
         if entry.keeps and not named:
             return entry.run(self._function, arguments[: self._static], rest)
-        return entry.jitted(*rest, **named)
+        return entry.of((rest, named))(*rest, **named)
 
     def bound(self, *arguments: object) -> Callable[..., _OutputT]:
         """Returns the program for arguments of this structure, which takes those not static.
@@ -226,11 +256,11 @@ class Programs(Generic[_InputsT, _OutputT]):
 
     def trace(self, *arguments: object) -> jax.stages.Traced:
         """Traces as `jax.jit(...).trace`."""
-        return self._of(arguments).jitted.trace(*arguments[self._static :])
+        return self._of(arguments).plain.trace(*arguments[self._static :])
 
     def lower(self, *arguments: object) -> jax.stages.Lowered:
         """Lowers as `jax.jit(...).lower`."""
-        return self._of(arguments).jitted.lower(*arguments[self._static :])
+        return self._of(arguments).plain.lower(*arguments[self._static :])
 
     def jitted(self) -> list[jax.stages.Wrapped]:
         """Returns the jitted functions that are kept, each for one structure."""
@@ -249,7 +279,7 @@ class Programs(Generic[_InputsT, _OutputT]):
             names = list(inspect.signature(self._function).parameters.values())[self._static :]
             bound.__signature__ = inspect.Signature(names)
             donated = tuple(n - self._static for n in self._donate)
-            return _Entry(jax.jit(bound, donate_argnums=donated))
+            return _Entry(bound, donated)
 
         return self._recent.get((fixed, shape), make)
 

@@ -204,6 +204,10 @@ class KVCache(Cache):
         """Returns the cache of a single layer."""
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
 
+    def first(self, count: int) -> Self:
+        """Returns the cache of the first layers."""
+        return dataclasses.replace(self, keys=self.keys[:count], values=self.values[:count])
+
     def whole(self) -> tuple[Array, Array]:
         """Returns the keys and values of a single layer, as attention reads them."""
         (keys,), (values,) = self.keys, self.values

@@ -81,6 +81,7 @@ class ServedOptions(Options):
     )
     dtype: str | None = option(None, "float32, bfloat16, float16 or int4; default: as for generate")
     activations: str | None = option(None, "int8: as for generate")
+    cache_dtype: str | None = option(None, "int8 or float8: as for generate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,8 +191,8 @@ class ServeOptions(
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "0 takes any free port")
     admin: bool = option(
-        False, "let a trainer pause the server, abort requests, and give it the weights of a "
-        "folder of this machine",
+        False, "let a trainer pause the server, abort requests, release memory, and give it the "
+        "weights of a folder of this machine",
     )  # fmt: skip
     api_key: str | None = option(
         None, f"requests have to send this key; default: the variable {_KEY}"
@@ -370,6 +371,7 @@ def engine_of(arguments: ServeOptions) -> Engine:
         draft_window=arguments.draft_window,
         dtype=arguments.dtype,
         activations=arguments.activations,
+        cache_dtype=arguments.cache_dtype,
     )
     kinds = ["draft"] if drafted else ["ngram"]
     models = load_models(named, kinds, devices=arguments.devices())

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specjax.contract.declared import Part
     from specjax.contract.model import Loaded, Model
     from specjax.contract.proposer import Context, Proposer
+    from specjax.contract.resting import Resting
     from specjax.contract.rule import Rule
     from specjax.contract.source import BlockSource, Lookahead, Source
     from specjax.contract.variables import CacheT, MemoryT, ParamsT, ReadingT, StateT
@@ -46,6 +47,7 @@ __all__ = [
     "Part",
     "Proposer",
     "ReadingT",
+    "Resting",
     "Rule",
     "Source",
     "StateT",

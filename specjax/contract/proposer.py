@@ -99,13 +99,17 @@ class Proposer(Part, Generic[ParamsT, StateT]):
     asks_draft: bool = False  # its parameters are those of a draft model
     reads_documents: bool = False  # `init` uses `Block.documents`
     resumes: bool = False  # it can be left out of steps: see `rest` and `resume`
+    # It can be left out of steps whose tokens wait: `catch_up`, and `read` of all of them, follow.
+    waits: bool = False
+    # It can rest for some steps, in which `propose` is not called: see `resting` and `lapse`.
+    rests: bool = False
     # It drafts with a model of its own from only committed tokens, and the first call of
     # `context.warp` is for the logits after the pending token.
     separable: bool = False
     # A small program matters more than fast steps: one judgement serves all widths.
     brief: bool = False
 
-    PROMISED: ClassVar = {"resumes": ("rest", "resume")}
+    PROMISED: ClassVar = {"resumes": ("rest", "resume"), "rests": ("resting", "lapse")}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -222,3 +226,17 @@ class Proposer(Part, Generic[ParamsT, StateT]):
           wanted: [B] bool, the rows that will have drafts.
         """
         raise NotImplementedError  # building an object with resumes=True checks that it exists
+
+    def resting(self, params: ParamsT, state: StateT, alive: Array) -> Array | None:
+        """Returns [] int32: for how many steps it rests now; None: with these it never does.
+
+        `alive` [B] are the rows that are not done.
+        """
+        raise NotImplementedError  # building an object with rests=True checks that it exists
+
+    def lapse(self, params: ParamsT, state: StateT, block: Block) -> StateT:
+        """Returns the state after a step at rest, which committed `block`, as `observe`.
+
+        A decoder lets a proposer rest only where the text is the same whatever is drafted.
+        """
+        raise NotImplementedError  # building an object with rests=True checks that it exists

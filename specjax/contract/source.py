@@ -71,6 +71,7 @@ class Source(_Reads[ParamsT, StateT], Generic[ParamsT, StateT, ReadingT]):
     may_abstain: bool = False  # `known` often leaves out all drafts
     reads_documents: bool = False
     resumes: bool = False  # `Proposer.rest` and `Proposer.resume` are `rest` and `resume` here
+    waits: bool = False  # as `Proposer.waits`
 
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
@@ -151,6 +152,7 @@ class BlockSource(_Reads[ParamsT, StateT], Generic[ParamsT, StateT, ReadingT, Me
     vocab_size: int  # the target's
     depth: int  # D
     taps: tuple[int, ...] = ()
+    waits: bool = False  # as `Proposer.waits`
     corrects: bool = False
 
     PROMISED: ClassVar = {"corrects": ("correct",)}

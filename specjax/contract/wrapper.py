@@ -17,7 +17,8 @@ _InnerT = TypeVar("_InnerT")
 
 _LIKE = (
     "num_nodes", "max_depth", "is_chain", "taps", "narrower", "estimates", "shares_cache",
-    "scratch", "point_mass", "asks_draft", "reads_documents", "resumes", "separable", "brief",
+    "scratch", "point_mass", "asks_draft", "reads_documents", "resumes", "waits", "separable",
+    "brief",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from specjax._internal.checks import within
 from specjax._internal.control_flow import apply_if
 from specjax._internal.jit_cache import programs, structure_of
 from specjax._internal.platforms import lowering_platforms, prefers_one_pass
-from specjax.contract import Cache, Context, Draw, Model, Proposer, Rule
+from specjax.contract import Cache, Context, Draw, Model, Proposer, Resting, Rule
 from specjax.decoding.commit import count, emit, record, write
 from specjax.decoding.inputs import (
     RowInputs,
@@ -462,6 +462,18 @@ class Decoder:
         )
         return after, info
 
+    def at_rest(self, state: DecodeState) -> Decoder | None:
+        """Returns the decoder of steps in which the proposer rests; None: it has none.
+
+        Such a step decodes plainly.  Where the text depends on what is drafted there is none.
+        """
+        proposer = self.proposer
+        if not proposer.rests or not self.rule.fixes_text():
+            return None
+        if state.cache.widened(proposer.num_nodes) is None:
+            return None
+        return dataclasses.replace(self, proposer=Resting(proposer))
+
     def run(
         self, params: Params, state: DecodeState, max_steps: int | Array = 2**31 - 1
     ) -> DecodeState:
@@ -579,8 +591,24 @@ def _run(
     def go_on(carry: tuple[Array, DecodeState]) -> Array:
         return (carry[0] < max_steps) & ~carry[1].done.all()
 
-    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+    at_rest = decoder.at_rest(state)
+
+    def step(decoder: Decoder, carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
         return carry[0] + 1, constrain_like(decoder.step(params, carry[1])[0], layout)
+
+    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+        steps, state = step(decoder, carry)
+        if at_rest is None:
+            return steps, state
+        rest = decoder.proposer.resting(params.proposer, state.proposer, ~state.done)
+        if rest is None:
+            return steps, state
+        end = jnp.minimum(steps + rest, max_steps)
+        return jax.lax.while_loop(
+            lambda carry: (carry[0] < end) & ~carry[1].done.all(),
+            functools.partial(step, at_rest),
+            (steps, state),
+        )
 
     return constrain_like(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
 

@@ -109,6 +109,8 @@ class AdaptiveDrafter(Drafter):
             forced=jax.device_put(np.array(MEASURED, np.int32)),
             prior=jax.device_put(np.array(self.prior, np.float32)),
             pause=jax.device_put(np.full(2, PAUSE, np.int32)),
+            saved=jax.device_put(np.array(1.0, np.float32)),
+            awake=jax.device_put(np.array(0.0, np.float32)),
             contexts=jax.device_put(np.array(self.contexts, np.int32)) if several else None,
             **dict(zip(("trees", "chains"), nothing, strict=False)),
         )

@@ -44,6 +44,8 @@ from specjax.tuning import (
     Demand,
     Learned,
     about,
+    add_demand,
+    awake_cost,
     keep_costs,
     keep_demand,
     read_costs,
@@ -228,7 +230,9 @@ def _compile(ready: Ready, started: float, whole: Prepared) -> Learned | None:
             int(prepared.lengths.max()), prepared.context,
         )  # fmt: skip
         prior = np.array(ready.params.proposer.prior)
-        learned = Learned(seconds, prior, time.perf_counter() - measuring, longer=longer)
+        learned = Learned(seconds, prior, 0.0, longer=longer)
+        learned.awake = awake_cost(prepared.decoder, ready.params, restart, float(seconds[0]))
+        learned.spent = time.perf_counter() - measuring
         keep_costs(learned, *known)
     if learned is not None and prepared is not whole:
         learned.demand = read_demand(*known)
@@ -247,16 +251,23 @@ def count(ready: Ready, state: DecodeState, seconds: float) -> None:
     if learned is None:
         return
     if learned.demand is not None:
-        proposer, parts = prepared.decoder.proposer, state.proposer.rates_by_part()
+        proposer, stats = prepared.decoder.proposer, to_host(state.stats)
         assert isinstance(proposer, Adaptive)
-        sums = {part: to_host(rates.slow).sum(0) for part, rates in parts.items()}
+        # On the host, since each operation on a device would be a program of its own.
+        known = dataclasses.replace(state.proposer, rates=to_host(state.proposer.rates))
+        sums = {part: rates.slow.sum(0) for part, rates in known.rates_by_part().items()}
         judged = {part: (float(of), float(accepted)) for part, (of, accepted) in sums.items()}
-        drafting, passes = to_host((state.stats.drafting.sum(), state.stats.target_passes.sum()))
+        drafting, passes = stats.drafting.sum(), stats.target_passes.sum()
+        before = learned.demand.lost
         learned.demand.count(
             proposer.options, learned.seconds, judged, learned.prior,
             float(drafting) / max(float(passes), 1.0), seconds,
         )  # fmt: skip
-        keep_demand(learned.demand, *_known(prepared))
+        rest = state.proposer.rest
+        if rest is not None:
+            saved = float(to_host(rest.saved).mean())
+            learned.demand.count_rests(float(learned.seconds[0]), saved, seconds)
+        add_demand(learned.demand, learned.demand.lost - before, *_known(prepared))
     learned.learn(state)
 
 

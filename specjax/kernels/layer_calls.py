@@ -59,6 +59,7 @@ def whole_layers(
     layers: Sequence[Mapping[str, Array]],
     heads: int,
     numbers: tuple[float, float, float, float],
+    table: Array | None = None,
 ) -> tuple[list[Array], list[tuple[Array, Array]]]:
     """Runs layers in a program for one CPU.
 
@@ -73,6 +74,8 @@ def whole_layers(
       heads: H.
       numbers: the scale of scores, their softcap (or any number), eps, and what is added to the
         weights of norms.
+      table: [B, T] int32, the pages of each row, if keys and values are pages [P, K, page, D]; what
+        belongs to a page 0, or behind the table, is not written.
 
     Returns:
       The stream [B, N, E] after each layer, and keys and values with the tokens staged.
@@ -95,6 +98,7 @@ def whole_layers(
     )
     given: list[Array] = [
         x, read, *rotations, visible, jnp.asarray(numbers, jnp.float32), starts.astype(jnp.int32),
+        *([] if table is None else [table.astype(jnp.int32)]),
     ]  # fmt: skip
     results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     aliases = {}

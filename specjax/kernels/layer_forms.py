@@ -18,6 +18,8 @@ class LayersForm:
       biased: whether queries, keys and values have biases.
       head_norms: whether queries and keys have RMS norms over each head, before the rope.
       capped: whether scores have a softcap.
+      page: the slots of a page, where keys and values are pages [P, K, page, D]; None: rows have
+        arrays of their own.
     """
 
     weight: str
@@ -27,12 +29,14 @@ class LayersForm:
     biased: bool = False
     head_norms: bool = False
     capped: bool = False
+    page: int | None = None
 
     @property
     def name(self) -> str:
         """Returns a name that tells forms apart."""
         said = [self.weight, self.dim, self.activation]
         said += [flag for flag in ("normed", "biased", "head_norms", "capped") if vars(self)[flag]]
+        said += [] if self.page is None else ["pages_of", self.page]
         return "_".join(map(str, said))
 
     @property

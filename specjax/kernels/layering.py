@@ -46,6 +46,9 @@ _WORTH = 2**16
 
 
 ARGUMENTS = "x", "read", "cosines", "sines", "visible", "numbers", "starts"
+TABLE = "table"
+"""The last argument of a form with pages."""
+
 RESULTS = "streams", "q", "k", "v", "mixed", "between", "inner", "up"
 """The buffers that no layer has for itself; those from "q" on are memory for the phases."""
 
@@ -83,7 +86,8 @@ class Layers:
 
     Its arguments are x [B, N, E], read [B, N, F], cosines and sines [B, N, 1, R / 2], visible
     [B or 1, N, S], numbers [4] (scale, softcap, eps, and what is added to the weights of norms),
-    and starts [B] in int32: the slot of the first token.  Its results are streams [L, B, N, E]
+    and starts [B] in int32: the slot of the first token.  With pages there is also the table [B, T]
+    in int32 of each row's pages, of which 0 is never written.  Its results are streams [L, B, N, E]
     after each layer, and memory: q and mixed [B, N, H, D], k and v [B, N, K, D], between
     [B, N, E], inner and up [B, N, I].  Numbers are float32, and `visible` is bool.
     """
@@ -91,9 +95,17 @@ class Layers:
     form: LayersForm
     machine: Machine
 
-    buffers = len(ARGUMENTS) + len(RESULTS)
     results = len(RESULTS)
     name = "layers"
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Returns the names of the buffers that no layer has for itself."""
+        return (*ARGUMENTS, *[TABLE] * (self.form.page is not None), *RESULTS)
+
+    @property
+    def buffers(self) -> int:
+        return len(self.order)
 
     @property
     def each(self) -> tuple[int, int]:
@@ -101,13 +113,12 @@ class Layers:
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
-        order = ARGUMENTS + RESULTS
-        return [(order.index(buffer), axis) for buffer, axis in _PLACES.values()]
+        return [(self.order.index(buffer), axis) for buffer, axis in _PLACES.values()]
 
     @property
     def attention(self) -> Attention:
         form = self.form
-        return Attention("float32", form.dim, form.capped, self.machine)
+        return Attention("float32", form.dim, form.capped, self.machine, form.page)
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
         b, s = emit.b, Sizes(*sizes)
@@ -137,9 +148,8 @@ class Layers:
         return *self.attention.pieces, loops(FORMS[self.form.weight], self.machine)
 
     def function(self, module: ir.Module) -> ir.Function:
-        places: list[ir.Type] = [FLOAT] * self.buffers
-        order = ARGUMENTS + RESULTS
-        places[order.index("visible")], places[order.index("starts")] = INT8, INT32
+        others = {"visible": INT8, "starts": INT32, TABLE: INT32}
+        places = [others.get(name, FLOAT) for name in self.order]
         kinds = [*(kind.as_pointer() for kind in places), *[WORD.as_pointer()] * 2]
         signature = ir.FunctionType(ir.VoidType(), [*kinds, *[WORD] * (3 + len(_PLACES))])
         function = ir.Function(module, signature, f"{self.name}_part")
@@ -160,7 +170,7 @@ class _Part:
         self.b = b
         self.head = b.bitcast(b.alloca(ir.ArrayType(FLOAT, self.form.dim)), FLOAT.as_pointer())
         count = work.buffers
-        held = zip(ARGUMENTS + RESULTS, function.args[:count], strict=True)
+        held = zip(work.order, function.args[:count], strict=True)
         self.of: dict[str, Value] = dict(held)
         self.done, table, threads, part, parts, *sizes = function.args[count:]
         s = self.s = Sizes(*sizes)
@@ -224,29 +234,47 @@ class _Part:
         first_head = b.mul(of_heads, groups)
         key_head = b.sdiv(b.mul(of_heads, s.key_heads), of_row)
         start = b.sext(emit.read(self.of["starts"], row, INT32, 4), WORD)
-        # As XLA's slices, which lie within an array wherever they are asked to begin.
-        start = emit.least(start, b.sub(s.slots, s.width))
-        start = b.select(b.icmp_signed(">", start, word(0)), start, word(0))
+        if self.form.page is None:
+            # As XLA's slices, which lie within an array wherever they are asked to begin.
+            start = emit.least(start, b.sub(s.slots, s.width))
+            start = b.select(b.icmp_signed(">", start, word(0)), start, word(0))
         keys, values = self.buffer("keys"), self.buffer("values")
         dim = word(self.form.dim)
         with emit.loop(word(0), s.width, 1) as (token, _, _):
             number = b.add(b.mul(row, s.width), token)
-            pair = b.add(b.mul(row, s.key_heads), key_head)
-            slot = b.add(b.mul(pair, s.slots), b.add(start, token))
+            slot, exists = self._slot(row, key_head, b.add(start, token))
             at = b.add(b.mul(number, s.key_heads), key_head)
             for name, cache in (("k", keys), ("v", values)):
                 held, place = (
                     b.gep(self.of[name], [b.mul(at, dim)]),
                     b.gep(cache, [b.mul(slot, dim)]),
                 )
+                # What belongs nowhere is written over what nobody reads again.
+                place = place if exists is None else b.select(exists, place, held)
                 self._prepare(name, held, key_head, number, place)
             with emit.loop(first_head, b.add(first_head, groups), 1) as (head, _, _):
                 at = b.add(b.mul(number, s.heads), head)
                 held = b.gep(self.of["q"], [b.mul(at, dim)])
                 self._prepare("q", held, head, number, held)
         places = [self.of["q"], keys, values, self.of["visible"], self.of["numbers"]]
+        places += [] if self.form.page is None else [self.of[TABLE]]
         sizes = [part, self.mixes, *s.of_attention]
         b.call(self.attention, [*places, self.of["mixed"], *sizes])
+
+    def _slot(self, row: Value, key_head: Value, slot: Value) -> tuple[Value, Value | None]:
+        """Returns where a slot of a row lies, in heads of keys, and whether it has a page."""
+        b, s, page = self.b, self.s, self.form.page
+        if page is None:
+            pair = b.add(b.mul(row, s.key_heads), key_head)
+            return b.add(b.mul(pair, s.slots), slot), None
+        pages, index = b.sdiv(s.slots, word(page)), b.sdiv(slot, word(page))
+        within = b.icmp_signed("<", index, pages)
+        index = b.select(within, index, word(0))
+        at = b.add(b.mul(row, pages), index)
+        number = b.sext(self.emit.read(self.of[TABLE], at, INT32, 4), WORD)
+        pair = b.add(b.mul(number, s.key_heads), key_head)
+        exists = b.and_(within, b.icmp_signed(">", number, word(0)))
+        return b.add(b.mul(pair, word(page)), b.srem(slot, word(page))), exists
 
     def _prepare(self, name: str, held: Value, head: Value, number: Value, place: Value) -> None:
         """Writes one head of a token to `place`, after its bias, its norm and its rope."""

@@ -43,7 +43,14 @@ if TYPE_CHECKING:
         int8_form,
     )
     from specjax.models.language_model import OFF, LanguageModel
-    from specjax.models.layers import Dense, Norm, look_up, named_param, residual_scale
+    from specjax.models.layers import (
+        Dense,
+        Norm,
+        look_up,
+        named_param,
+        on_target,
+        residual_scale,
+    )
     from specjax.models.mixers import Attention, AttentionSizes, Latent, LatentAttention
     from specjax.models.observed import Ran, run_layer
     from specjax.models.packed import Packed, holds_packed, is_packed
@@ -73,7 +80,6 @@ if TYPE_CHECKING:
         run_layers,
         shapes_of,
     )
-    from specjax.models.vocabulary import on_target
     from specjax.models.whole_layers import form_of_layers, run_whole_layers, together_or_apart
 
 _moved = forward(

@@ -120,22 +120,35 @@ def aside(x: Array) -> Array:
     return on_gpu(jax.lax.optimization_barrier, lambda x: x, x)
 
 
+_FEW = 16
+"""The most rows of a table that are looked up one by one on a CPU."""
+
+
 @jax.custom_jvp
 def look_up(table: Array, ids: Array) -> Array:
     """Returns the rows `ids` [...] of a table [V, E], as [..., E].
 
     For a gather from a bfloat16 table XLA:CPU first converts the whole table to float32.  It does
-    not convert integers, so there the table is viewed as uint16.
+    not convert integers, so there the table is viewed as uint16.  It also divides a gather of a few
+    rows among its threads, as if it read the whole table, and they wait for each other longer than
+    it takes.  A gather of one row becomes a slice, which stays on one thread.
     """
     take = functools.partial(jnp.take, axis=0, mode="clip")
+    few = 1 < ids.size <= _FEW
+
+    def rows(table: Array, ids: Array) -> Array:
+        if not few:
+            return take(table, ids)
+        found = [take(table, one) for one in jnp.split(ids.ravel(), ids.size)]
+        return jnp.concatenate(found).reshape(*ids.shape, table.shape[1])
 
     def cpu(table: Array, ids: Array) -> Array:
         if table.dtype != jnp.bfloat16:
-            return take(table, ids)
+            return rows(table, ids)
         # Otherwise XLA views the table before a loop of steps begins, and there it copies it.
         table, ids = jax.lax.optimization_barrier((table, ids))
         words = jax.lax.bitcast_convert_type(table, jnp.uint16)
-        return jax.lax.bitcast_convert_type(take(words, ids), table.dtype)
+        return jax.lax.bitcast_convert_type(rows(words, ids), table.dtype)
 
     def gpu(table: Array, ids: Array) -> Array:
         # Of a single id XLA makes a slice, for which it gathers a table that is split over devices.
@@ -144,7 +157,8 @@ def look_up(table: Array, ids: Array) -> Array:
 
     if ids.size == 1:
         return by_platform({"cpu": cpu, "cuda": gpu, "rocm": gpu}, take, table, ids)
-    return on_cpu(cpu, take, table, ids) if table.dtype == jnp.bfloat16 else take(table, ids)
+    by_slices = few or table.dtype == jnp.bfloat16
+    return on_cpu(cpu, take, table, ids) if by_slices else take(table, ids)
 
 
 @look_up.defjvp
@@ -152,6 +166,28 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     table, ids = primals
     slope, _ = tangents  # ids are integers and have no derivative
     return look_up(table, ids), jnp.take(slope, ids, axis=0, mode="clip")
+
+
+def on_target(logits: Array, vocab_size: int, to_draft: Array | None = None) -> Array:
+    """Maps [..., U] to [..., V], -inf for tokens that the draft never proposes.
+
+    Args:
+      logits: on the draft's vocabulary.
+      vocab_size: V of the target.
+      to_draft: [V] the draft's token for each of the target's, or a negative number where there is
+        none; None: equal ids mean equal tokens, and the padded sizes may differ.
+    """
+    if to_draft is not None:
+        # Each row is gathered by itself.  If one gather takes all rows, XLA:TPU stores the logits
+        # as [V, rows] and pads the rows to 128.
+        index = jnp.broadcast_to(to_draft, (*logits.shape[:-1], len(to_draft)))
+        taken = jnp.take_along_axis(logits, index, axis=-1, mode="clip")
+        return jnp.where(to_draft >= 0, taken, -jnp.inf)
+    missing = vocab_size - logits.shape[-1]
+    if missing > 0:
+        pad = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
+        logits = jnp.pad(logits, pad, constant_values=-jnp.inf)
+    return logits[..., :vocab_size]
 
 
 class Norm(nn.Module):

@@ -35,11 +35,10 @@ from specjax.caches import (
 from specjax.models import feed_forward
 from specjax.models.attention import attend, cpu_attend, gpu_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import Dense, Norm, Pending, look_up, named_param, scaled
+from specjax.models.layers import Dense, Norm, Pending, look_up, named_param, on_target, scaled
 from specjax.models.mixers import Attention, AttentionSizes, Rotations
 from specjax.models.packed import is_packed
 from specjax.models.products import dot_general, gpu_dot_general
-from specjax.models.vocabulary import on_target
 from specjax.models.whole_layers import form_of_layers, run_whole_layers, together_or_apart
 from specjax.types import ModelOutput
 
@@ -341,7 +340,31 @@ class Transformer(nn.Module):
         if form is None:
             streams, cache = one_by_one(*inputs)
         else:
-            together = functools.partial(run_whole_layers, form, c)
+
+            def together(
+                held: Sequence[Mapping[str, Any]],
+                x: Array,
+                positions: Array,
+                cache: KVCache,
+                mask: Array | None,
+            ) -> tuple[list[Array], KVCache]:
+                if x.shape[1] <= kernels.MOST_TOKENS or len(held) == 1:
+                    return run_whole_layers(form, c, held, x, positions, cache, mask)
+                # Of a prompt one mostly wants the keys and values.  Those of the last layer by
+                # itself need no attention and no MLP, and XLA leaves out what nobody reads.
+                last = len(held) - 1
+                streams, before = run_whole_layers(
+                    form, c, held[:last], x, positions, cache.first(last), mask
+                )
+                called = traced_by_kind(c, layers, held)[last:]
+                ends, after = run_layers(
+                    c.keep([last]), called, streams[-1], positions, cache.layer(last), mask
+                )
+                assert isinstance(after, KVCache)
+                keys, values = before.keys + after.keys, before.values + after.values
+                cache = dataclasses.replace(cache, keys=keys, values=values)
+                return [*streams, *ends[1:]], cache
+
             streams, cache = together_or_apart(together, one_by_one, *inputs)
         x = streams[-1]
         if pends:

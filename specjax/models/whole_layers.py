@@ -3,11 +3,12 @@
 XLA plans some forty operations for a layer, and lets threads meet after each.  For a small model
 that takes a third of a step, and most of what it compiles.  `specjax.kernels.whole_layers` has the
 layers of a network, if they are of the most common kind: RMS norms before attention and a gated
-MLP, both with matrices in float32 or int8, and one cache of slots in float32.
+MLP, both with matrices in float32 or int8, and one cache in float32, of slots or pages.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from jax import Array
 
 from specjax import kernels
 from specjax._internal.platforms import on_cpu
-from specjax.caches import KVCache
+from specjax.caches import KVCache, PagedCache
 from specjax.models.attention import cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.int8 import Int8, cpu_int8_dot_general
@@ -53,7 +54,10 @@ def form_of_layers(
     """
     if attend is not cpu_attend or product not in (cpu_dot_general, cpu_int8_dot_general):
         return None
-    if type(cache) is not KVCache or cache.sharding is not None or not _plain(c, len(layers)):
+    if type(cache) not in (KVCache, PagedCache):
+        return None
+    assert isinstance(cache, KVCache)
+    if cache.sharding is not None or not _plain(c, len(layers)):
         return None
     held = [
         layer.get(part, {}).get(name, {}).get("kernel")
@@ -71,7 +75,7 @@ def form_of_layers(
         return None
     form = kernels.LayersForm(
         weight, c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
-        c.attention_softcap is not None,
+        c.attention_softcap is not None, cache.page if isinstance(cache, PagedCache) else None,
     )  # fmt: skip
     rows = math.prod(x.shape[:2])
     if x.shape[1] > cache.capacity:
@@ -148,9 +152,10 @@ def run_whole_layers(
     ]
     streams, written = kernels.whole_layers(
         form, x, x if read is None else read, (cosines, sines), visible, cache.length, given,
-        c.num_heads, numbers,
+        c.num_heads, numbers, cache.table if isinstance(cache, PagedCache) else None,
     )  # fmt: skip
-    return [x, *streams], cache.with_layers(written)
+    keys, values = zip(*written, strict=True)
+    return [x, *streams], dataclasses.replace(cache, keys=keys, values=values)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -64,6 +64,24 @@ def make_mesh(
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
 
 
+def automatic(mesh: Mesh) -> Mesh:
+    """Returns the mesh with axes along which XLA splits arrays by itself, as all code here expects.
+
+    Those of `jax.make_mesh` are explicit in newer versions of jax: there every operation would have
+    to say where its result is.
+
+    Example:
+      >>> import jax
+      >>> explicit = jax.make_mesh((1,), ("model",), devices=jax.devices()[:1])
+      >>> set(automatic(explicit).axis_types) == {jax.sharding.AxisType.Auto}
+      True
+    """
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    if tuple(mesh.axis_types) == types:
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+
+
 def parse_mesh(text: str) -> dict[str, int]:
     """Parses "data=2,fsdp=2,model=2" into arguments of `make_mesh`, or raises ValueError.
 

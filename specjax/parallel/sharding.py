@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from specjax.caches import KVCache, LayerState
 from specjax.contract import Model
 from specjax.models import LinenModel, Transformer
-from specjax.parallel.meshes import alike, with_kv_copies
+from specjax.parallel.meshes import alike, automatic, with_kv_copies
 from specjax.types import Weights
 
 _T = TypeVar("_T")
@@ -135,7 +135,7 @@ def named_shardings(
     Raises:
       ValueError: a dimension that the mesh does not divide.
     """
-    parts_of = units or {}
+    parts_of, mesh = units or {}, automatic(mesh)
 
     def sharding_of(
         path: jax.tree_util.KeyPath, spec: PartitionSpec | None, leaf: Array
@@ -184,7 +184,7 @@ def shard_params(model: Model, params: _T, mesh: Mesh, rules: Rules = RULES) -> 
       ValueError: a dimension that the mesh does not divide, or parameters in int8.
     """
     on = mesh_of(params)
-    if on is not None and alike(on, mesh):
+    if on is not None and alike(on, mesh) and automatic(on) is on:
         return params
     if not isinstance(model, LinenModel):
         return replicate(params, mesh)
@@ -211,11 +211,12 @@ def replicate(arrays: _T, mesh: Mesh | None) -> _T:
     """Puts `arrays` onto `mesh`: those that are not on it yet are replicated over its devices."""
     if mesh is None:
         return arrays
-    full = NamedSharding(mesh, PartitionSpec())
+    full = NamedSharding(automatic(mesh), PartitionSpec())
 
     def moved(leaf: Array) -> Array:
         on = mesh_of(leaf)
-        return leaf if on is not None and alike(on, mesh) else put(leaf, full)
+        same = on is not None and alike(on, mesh) and automatic(on) is on
+        return leaf if same else put(leaf, full)
 
     return jax.tree.map(moved, arrays)
 
@@ -281,7 +282,7 @@ def row_parts(mesh: Mesh | None, rules: Rules = RULES) -> int:
 
 def by_row(mesh: Mesh, rules: Rules = RULES) -> NamedSharding:
     """Returns the sharding of arrays whose axis 0 is the row."""
-    rows = _axes(mesh, rules.get("batch"))
+    rows, mesh = _axes(mesh, rules.get("batch")), automatic(mesh)
     return NamedSharding(mesh, PartitionSpec(_entry(rows)) if rows else PartitionSpec())
 
 
@@ -330,6 +331,7 @@ def shard_pages(pools: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = 
     """
     if mesh is None:
         return pools
+    mesh = automatic(mesh)
     whole, rule = NamedSharding(mesh, PartitionSpec()), "kv_heads" if split_heads else None
     sizes = [x.shape[1] for x in jax.tree.leaves(pools)]
     at = _by_head(mesh, whole, rule, sizes, rules)
@@ -344,7 +346,7 @@ def _by_head(
     parts = _size(mesh, axis)
     if parts == 1 or any(size % parts for size in sizes):
         return rows
-    return NamedSharding(mesh, PartitionSpec(*(rows.spec or (None,)), _entry(axis)))
+    return NamedSharding(rows.mesh, PartitionSpec(*(rows.spec or (None,)), _entry(axis)))
 
 
 def is_memory(x: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +25,14 @@ _TOKEN = 0.1
 _KEPT = 5
 """The newest times of which the median counts: another process disturbs single ones."""
 
+_RENEWED = 32
+"""Turns after which estimates of times follow the times that are known."""
+
 _TURN, _MEAN = 0.5, 0.2
 """The weight of a turn in the acceptance of its row, and in that of all rows."""
 
-_SEEN = 0.2
-"""The weight of a token of plain decoding in the acceptance of its row."""
+_SHARED, _FADING = 32.0, 0.99
+"""Tokens that the rate of all rows counts in that of one, and what is left of a count a token."""
 
 _NEW, _LATER, _SOON = 0.9, 1.2, 24
 """The share of its promise that counts for a program that must be compiled first, and after
@@ -58,9 +61,13 @@ class Row:
     """What is known of a row: its expected text, how far it is, and how much of it was accepted."""
 
     expected: Sequence[int]
-    alpha: float  # acceptance rate of the expected text in [0, 1]
+    alpha: float  # acceptance rate of the expected text in [0, 1], while the row follows it
+    lost: float = 0.5  # the same after a token that was not expected
     done: int = 0  # new tokens
     most: int = 2**31 - 1  # new tokens that it may have
+    follows: bool = True  # whether the last token was the expected one
+    seen: float = 0.0  # tokens after expected ones, old ones fading
+    missed: float = 0.0  # those of them that were not expected
 
     @property
     def left(self) -> int:
@@ -76,13 +83,14 @@ class Depths:
     has its own a, and drafts of its expected text end where that does.  The K with the most tokens
     a second is taken, so the last rows have more drafts.  Where only some rows have expected tokens
     ahead, these may take turns alone, until all can decode plainly: the others would make each pass
-    dearer, and gain one token.  A choice changes the time of a text and not the text.
+    dearer, and gain one token.  So may those of them that follow their texts.  A choice
+    changes the time of a text and not the text.
 
-    The a of a row follows from the drafts that were accepted, and in plain decoding from the tokens
-    that are those of the expected text.  What is looked up is tried again after some plain
-    decoding, which takes at most a two-hundredth of the time.  Times that are not known yet are
-    estimated from others.  The first turn with a number of rows and of drafts compiles, so its time
-    does not count.
+    While a row follows its expected text, its a is the share of tokens that were expected after
+    such ones, in this row and in all.  After another token it follows from the drafts that were
+    accepted since.  What is looked up is tried again after some plain decoding, which takes at most
+    a two-hundredth of the time.  Times that are not known yet are estimated from others.  The first
+    turn with a number of rows and of drafts compiles, so its time does not count.
     """
 
     def __init__(
@@ -104,13 +112,15 @@ class Depths:
         )
         self._turns = collections.Counter[int]()  # with drafts, by rows
         self._typical_times = dict[tuple[int, int], float]()
+        self._estimates = dict[tuple[int, int], float]()  # of times that are not known
+        self._until = 0  # turns until they are made again
         self._compiled = set[tuple[int, int]]()
-        self._typical, self._others, self._most = 0.9, others, 0
+        self._typical, self._lost, self._others, self._most = 0.9, 0.5, others, 0
         self._plain, self._rarer = 0.0, 1  # seconds of plain decoding since drafts were tried
 
     def row(self, expected: Sequence[int]) -> Row:
         """Returns what is known of a row that begins."""
-        return Row(expected, self._typical)
+        return Row(expected, self._typical, self._lost)
 
     def padded(self, rows: int) -> int:
         """Returns the rows of the smallest batch that has room for this many."""
@@ -140,8 +150,10 @@ class Depths:
         best, most = Turn(0, 1, every), len(rows) * self._worth(size, 0)
         groups: list[tuple[Sequence[int], int]] = [(every, size)]
         ahead = [n for n, row in enumerate(rows) if row.left]
-        if apart and 0 < len(ahead) < len(rows):
-            groups.append((ahead, self.padded(len(ahead))))
+        following = [n for n in ahead if rows[n].follows]
+        for some in (ahead, following)[: 2 if len(following) < len(ahead) else 1]:
+            if apart and 0 < len(some) < len(rows):
+                groups.append((some, self.padded(len(some))))
         for group, batch in groups:
             for depth in self._some(batch):
                 tokens = len(group) + sum(self._gain(rows[n], depth) for n in group)
@@ -157,7 +169,11 @@ class Depths:
 
     def learn(self, size: int, depth: int, seconds: float, steps: int = 1) -> None:
         """Takes note of the time of each of some steps with `depth` drafts."""
+        self._until -= 1
         if (size, depth) in self._compiled:
+            if self._until < 0 or (size, depth) not in self._typical_times:
+                self._estimates.clear()
+                self._until = _RENEWED
             self._times[size, depth].append(seconds)
             self._typical_times[size, depth] = statistics.median(self._times[size, depth])
             self._plain = 0.0 if depth else self._plain + seconds * steps
@@ -169,20 +185,29 @@ class Depths:
         if not depth:
             return
         alpha = _alpha_of(mean, depth)
-        if row.left:
-            row.alpha += _TURN * (alpha - row.alpha)
-            self._typical += _MEAN * (alpha - self._typical)
-        else:
+        if not row.left:
             self._others += _MEAN * (alpha - self._others)
+        elif not row.follows:
+            row.lost += _TURN * (alpha - row.lost)
+            self._lost += _MEAN * (alpha - self._lost)
 
-    def decoded(self, row: Row, tokens: Iterable[int]) -> None:
-        """Takes note of the tokens of plain decoding that follow in a row."""
+    def decoded(self, row: Row, tokens: Sequence[int]) -> None:
+        """Takes note of the tokens that follow in a row, whose `done` is still that before."""
         for token, wanted in zip(tokens, row.expected[row.done :], strict=False):
-            row.alpha += _SEEN * ((token == wanted) - row.alpha)
+            if row.follows:
+                missed = token != wanted
+                row.seen = _FADING * row.seen + 1
+                row.missed = _FADING * row.missed + missed
+                self._typical += (1 - _FADING) * (1 - missed - self._typical)
+            elif token == wanted:
+                row.lost = max(row.lost, self._lost)
+            row.follows = token == wanted
+        row.alpha = 1 - (row.missed + _SHARED * (1 - self._typical)) / (row.seen + _SHARED)
 
     def _gain(self, row: Row, depth: int) -> float:
         if row.left:
-            return _gain(row.alpha, min(depth, row.left))
+            alpha = row.alpha if row.follows else row.lost
+            return _gain(alpha, min(depth, row.left))
         return _gain(self._others, depth)
 
     def _some(self, size: int) -> list[int]:
@@ -201,9 +226,15 @@ class Depths:
 
     def _seconds(self, size: int, depth: int) -> float:
         """Returns the time of a step: the median of its newest ones, or an estimate."""
+        if (size, depth) in self._typical_times:
+            return self._typical_times[size, depth]
+        if (size, depth) not in self._estimates:
+            self._estimates[size, depth] = self._estimate(size, depth)
+        return self._estimates[size, depth]
+
+    def _estimate(self, size: int, depth: int) -> float:
+        """Returns the time of a step with numbers of rows and drafts that none has had."""
         known = self._typical_times
-        if (size, depth) in known:
-            return known[size, depth]
         tokens = size * (depth + 1)
         if not known:
             return 1 + _TOKEN * tokens

@@ -193,7 +193,7 @@ class _Run:
             self.apart.state = state
         else:
             self.state = state
-        looks = turn.drafts == 0 and any(row.left for row in rows)
+        looks = any(row.left for row in rows)
         counts = state.stats.emitted, state.stats.target_passes, state.stats.accepted
         text = (state.tokens, state.length) if looks else None
         done, counts, text = to_host((state.done, counts, text))
@@ -207,10 +207,10 @@ class _Run:
             seen = tuple(int(count[at]) for count in counts)
             emitted, passes, accepted = (new - old for new, old in zip(seen, row.seen, strict=True))
             row.seen, steps = seen, max(steps, passes)
+            self.depths.accepted(row.known, turn.drafts, accepted / max(passes, 1))
             if text is not None:
                 length = int(text[1][at])
                 self.depths.decoded(row.known, text[0][at, length - emitted : length].tolist())
-            self.depths.accepted(row.known, turn.drafts, accepted / max(passes, 1))
             row.known.done += emitted
             if done[at]:
                 ends[at], begins[at] = row.job.number, len(row.job.prompt)
@@ -229,7 +229,7 @@ class _Run:
             left = [slot for slot in self.apart.slots if slot in slots]
             if left == slots and self.depths.padded(len(slots)) == len(self.apart.slots):
                 return self.apart.slots
-            if len(self.apart.slots) == len(self.held) and len(slots) == sum(
+            if self._is_whole(self.apart.slots) and len(slots) == sum(
                 row is not None for row in self.held
             ):
                 return self.apart.slots
@@ -261,12 +261,16 @@ class _Run:
         self.apart = _Apart(slots, dataclasses.replace(part, proposer=state))
         return slots
 
+    def _is_whole(self, slots: list[int]) -> bool:
+        """Returns whether these are all rows; a part that is filled up may be as long."""
+        return slots == list(range(len(self.held)))
+
     def _join(self) -> None:
         """Puts rows that were apart back, without the drafter's state."""
         if self.apart is None:
             return
         part = dataclasses.replace(self.apart.state, proposer=())
-        if len(self.apart.slots) == len(self.held):
+        if self._is_whole(self.apart.slots):
             self.state = part
         else:
             assert self.state is not None

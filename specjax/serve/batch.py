@@ -36,6 +36,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
+from specjax._internal.quick_code import quick_jit
 from specjax.caches import (
     Pool,
     cleared,
@@ -135,10 +136,10 @@ class Device:
         self._at: tuple[NamedSharding | None, ...] | None = None  # where the pools are
         self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
-        self._read = jax.jit(self._read_on, donate_argnums=(1, 2))
-        self._read_rows = jax.jit(self._rows_read_on, donate_argnums=(1, 2))
+        self._read = quick_jit(self._read_on, params, donate_argnums=(1, 2))
+        self._read_rows = quick_jit(self._rows_read_on, params, donate_argnums=(1, 2))
         self._together = frozenset[int]()  # widths of passes that may have several rows
-        self._begin = jax.jit(self._begun)
+        self._begin = quick_jit(self._begun, params)
         self._insert = jax.jit(self._inserted, donate_argnums=0)
         self._layout: tuple[NamedSharding | None, ...] | None = None  # of the batch
         # The turn before may have no news yet when a turn is asked for its own.
@@ -160,9 +161,8 @@ class Device:
             for at in (self._places.rows, self._places.one)
         )
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
-        self._resumed = jax.jit(
-            lambda waiting, before, done: self._places.rows(jnp.where(waiting, before, done))
-        )
+        # Of the rows that wait, those that were done before, and those that are.
+        self._resumed = jax.jit(lambda *three: self._places.rows(jnp.where(*three)))
         self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
         self._decoders = {
             width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))

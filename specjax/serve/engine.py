@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -38,6 +38,7 @@ from specjax.serve.identity import model_hash
 from specjax.serve.page_sizes import PAGE, PAGES, PageSizes
 from specjax.serve.per_row import PLAIN, Limits, PerRow
 from specjax.serve.reading import Reader
+from specjax.serve.releasing import CACHES, PARTS, WEIGHTS, take_arrays, take_caches, twins
 from specjax.serve.resuming import Delivered
 from specjax.serve.scheduler import Admission, Load, Scheduler
 from specjax.types import Params
@@ -187,6 +188,8 @@ class Engine:
             self._leader = Leader(device, link)
             device = cast(Device, self._leader)
         self._scheduler = Scheduler(device, waiting)
+        self._released: dict[str, Callable[[], None]] = {}  # what brings each part back
+        self._goes_on = True  # once all memory is there; False while it is paused
 
     def __enter__(self) -> Engine:
         return self
@@ -318,11 +321,80 @@ class Engine:
           The number of requests that there were.
         """
         settle((mode not in _PAUSES, f"mode={shown(mode)}; pass one of {', '.join(_PAUSES)}"))
-        return self._scheduler.call(lambda: self._scheduler.pause(mode))
+
+        def pause() -> int:
+            self._goes_on = False
+            return self._scheduler.pause(mode)
+
+        return self._scheduler.call(pause)
 
     def go_on(self) -> None:
-        """Ends a pause."""
-        self._scheduler.call(self._scheduler.go_on)
+        """Ends a pause; while memory is released, requests still wait for that."""
+
+        def go_on() -> None:
+            self._goes_on = True
+            if not self._released:
+                self._scheduler.go_on()
+
+        self._scheduler.call(go_on)
+
+    def release_memory(self, parts: Sequence[str] = PARTS) -> None:
+        """Gives the memory of its arrays back until `resume_memory`; requests wait until then.
+
+        A trainer on the same devices has the memory for its step.  Caches are forgotten, and
+        nothing is compiled when they come again.  The target's weights go to the host's memory, and
+        the arrays of the model that this engine was made with, or that `update_weights` brought
+        last, are deleted, whoever holds them; on a CPU this frees nothing.  Drafters keep their
+        weights, also those that are the target's arrays, as with `window_draft(target, 512)`.
+
+        Args:
+          parts: "kv_cache", "weights" or both.  What is released already stays so.
+
+        Raises:
+          ValueError: another part, requests have a slot, or an engine over several processes.
+        """
+        _check_parts(parts)
+        settle((_is_spread(self.target), "an engine over several processes keeps its memory"))
+
+        def take_weights() -> Callable[[], None]:
+            self.model_hash  # noqa: B018 - it reads the weights, and stays
+            target = self.target
+            other = dataclasses.replace(target, params=twins(target.params))
+            held = jax.tree.leaves([_arrays(part, other) for part in self.drafters])
+            again = take_arrays(target.params, {id(leaf) for leaf in held})
+            return lambda: self._take(dataclasses.replace(target, params=again()))
+
+        takes = {CACHES: lambda: take_caches(self._device), WEIGHTS: take_weights}
+
+        def release() -> None:
+            self._scheduler.flush()
+            for part in PARTS:
+                if part in parts and part not in self._released:
+                    self._released[part] = takes[part]()
+                    self._scheduler.pause("in_place")
+
+        self._scheduler.call(release)
+
+    def resume_memory(self, parts: Sequence[str] = PARTS) -> None:
+        """Takes back memory that was released: caches are empty, and weights as they were.
+
+        When all is back the engine goes on, unless it is paused.  `update_weights` may follow on
+        the weights, before the caches are back.
+
+        Raises:
+          ValueError: another part.
+        """
+        _check_parts(parts)
+
+        def resume() -> None:
+            for part in PARTS:
+                if part in parts and part in self._released:
+                    self._released[part]()
+                    del self._released[part]
+                    if not self._released and self._goes_on:
+                        self._scheduler.go_on()
+
+        self._scheduler.call(resume)
 
     def flush(self) -> None:
         """Forgets the prompts from which later ones could copy their beginning.
@@ -353,13 +425,26 @@ class Engine:
         new = dataclasses.replace(self.target, params=target.params, folder=target.folder)
 
         def replace() -> None:
-            device = self._device
-            own = tuple(_arrays(part, new) for part in self.drafters)
-            device.params = Params(new.params, own + device.params.proposer[len(own) :])
-            self.checker = dataclasses.replace(self.checker, target=new)
+            self.check_weights()
+            self._take(new)
             self.__dict__.pop("model_hash", None)
 
         self._scheduler.call(lambda: self._scheduler.renew(replace))
+
+    def _take(self, target: LanguageModel) -> None:
+        """Decodes with these weights from now on."""
+        device = self._device
+        own = tuple(_arrays(part, target) for part in self.drafters)
+        device.params = Params(target.params, own + device.params.proposer[len(own) :])
+        self.checker = dataclasses.replace(self.checker, target=target)
+
+    def check_weights(self) -> None:
+        """Raises ValueError while the weights are released: others would need their memory."""
+        settle((
+            WEIGHTS in self._released,
+            "the memory of the weights is released: call resume_memory(), or send "
+            "/resume_memory_occupation, before",
+        ))  # fmt: skip
 
     @property
     def blocks(self) -> Blocks:
@@ -391,10 +476,19 @@ class Engine:
         """
         if self._follower is not None:
             return
-        self._scheduler.close(finish, timeout)
+        # What waits cannot be served without memory.
+        self._scheduler.close(finish and not self._released, timeout)
         if self._leader is not None:
             self._leader.stop()
             self._leader = None
+
+
+def _check_parts(parts: Sequence[str]) -> None:
+    other = [part for part in parts if part not in PARTS]
+    settle((
+        isinstance(parts, str) or bool(other),
+        f"parts={shown(parts)}; pass a list of {' and '.join(PARTS)}",
+    ))  # fmt: skip
 
 
 def _is_spread(target: LanguageModel) -> bool:

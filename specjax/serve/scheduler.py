@@ -28,7 +28,7 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -427,8 +427,10 @@ class Scheduler:
         self._drop_cancelled()
         reads = self._read_some()
         # While a prompt is read, its text waits for every step.
-        steps = self._make_room(1 if reads else self._steps_now())
         left = self._steps_left()
+        steps = 1 if reads else self._steps_now(left)
+        if self._paging is not None:
+            steps, left = self._make_room(steps), self._steps_left()
         if left:
             self._ask(self._up_to_an_end(steps, left.values()), set(left), reads)
         else:
@@ -436,12 +438,12 @@ class Scheduler:
         if self._asked and (len(self._asked) > 1 or not left):
             self._take_news()
 
-    def _steps_now(self) -> int:
-        """Returns the steps of a turn: half as many while a slot is free, as a request may come.
+    def _steps_now(self, left: Collection[int]) -> int:
+        """Returns the steps of a turn of the slots `left`: half as many while another one is free.
 
-        A turn of an accelerator is short, and half of it may be less than the host needs.
+        A request may come for it.  A turn of an accelerator is short, and half of it may be less
+        than the host needs.
         """
-        left = self._steps_left()
         comes = any(number not in left for number in range(len(self._slots)))
         return -(-self._steps // 2) if comes and not self._device.pads else self._steps
 
@@ -511,8 +513,7 @@ class Scheduler:
 
         If pages run out, the youngest request gives its pages back, waits, and is read again.
         """
-        if self._paging is None:
-            return steps
+        assert self._paging is not None
         while True:
             running = [
                 Running(number, slot.length, self._steps_of(slot), slot.admission.row)

@@ -8,13 +8,20 @@ if TYPE_CHECKING:
     from specjax.tuning.calibrate import (
         Learned,
         OptionClock,
+        awake_cost,
         option_seconds,
         seconds_by_context,
         seconds_of,
     )
     from specjax.tuning.costs import step_costs, step_seconds
     from specjax.tuning.demand import Demand
-    from specjax.tuning.kept_costs import keep_costs, keep_demand, read_costs, read_demand
+    from specjax.tuning.kept_costs import (
+        add_demand,
+        keep_costs,
+        keep_demand,
+        read_costs,
+        read_demand,
+    )
     from specjax.tuning.plan import (
         Candidate,
         Plan,
@@ -36,6 +43,8 @@ __all__ = [
     "Plan",
     "Tree",
     "about",
+    "add_demand",
+    "awake_cost",
     "contexts_of",
     "fastest_tree",
     "keep_costs",

@@ -13,13 +13,15 @@ import numpy as np
 
 from specjax.decoding import Decoder
 from specjax.parallel import to_host
-from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, AdaptiveState, Rates
+from specjax.proposers import PAUSE, RESTS, Adaptive, AdaptiveParams, AdaptiveState, Rates
 from specjax.tuning.demand import Demand
 from specjax.types import DecodeState, Params
 
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
 _SLOW = 0.02  # seconds of a step above which the cost of a call does not matter
 _ROUNDS = 7
+_REST_ROUNDS = 5
+_QUICK = 0.005  # seconds of a step from which on the time of choosing does not matter
 
 _AGREED, _FEW_ROUNDS = 0.05, 3
 """After so few rounds the samples of each option suffice, if they differ by this share at most."""
@@ -45,6 +47,8 @@ class Learned:
     trees: tuple[
         np.ndarray, ...
     ] = ()  # what trees and chains of each size gave, if it drafts trees
+    saved: float = 1.0  # what drafts saved a step, in steps of plain decoding
+    awake: float = 0.0  # what a step of choosing costs more than one at rest, in the same unit
     demand: Demand | None = None  # for options that are not compiled; None: all of them are
 
     @property
@@ -61,6 +65,11 @@ class Learned:
             prior=_like(own.prior, self.prior),
             pause=_like(own.pause, self.pause),
         )
+        if own.saved is not None and own.awake is not None:
+            saved, awake = (np.array(number) for number in (self.saved, self.awake))
+            own = dataclasses.replace(
+                own, saved=_like(own.saved, saved), awake=_like(own.awake, awake)
+            )
         if self.trees and own.trees is not None and own.chains is not None:
             trees, chains = self.trees
             own = dataclasses.replace(
@@ -80,6 +89,8 @@ class Learned:
         own: AdaptiveState = state.proposer
         if own.trees is not None and own.chains is not None:
             self.trees = to_host(own.trees).known(), to_host(own.chains).known()
+        if own.rest is not None:
+            self.saved = float(to_host(own.rest.saved).mean())
         known = dataclasses.replace(state.proposer, rates=to_host(state.proposer.rates))
         for part, rates in known.rates_by_part().items():
             self.learn_rates(part, rates)
@@ -182,6 +193,24 @@ def option_seconds(
         if turn + 1 >= _FEW_ROUNDS and all(map(_agree, found)):
             break
     return seconds_of(clock.options, found)
+
+
+def awake_cost(
+    decoder: Decoder, params: Params, prefill: Callable[[], DecodeState], plain: float
+) -> float:
+    """Measures what a step of choosing takes longer than one at rest, as a share of the former.
+
+    Where a step takes long it is not measured: then it is a small share.
+
+    Args:
+      decoder, params, prefill: as for `option_seconds`.
+      plain: seconds of a step without drafts.
+    """
+    if plain > _QUICK or not decoder.proposer.rests:
+        return 0.0
+    clock = OptionClock(decoder, params, prefill)
+    pairs = [(clock.sample(RESTS), clock.sample(0)) for _ in range(_REST_ROUNDS)]
+    return float(np.clip(statistics.median(1 - rest / awake for rest, awake in pairs), 0.0, 0.5))
 
 
 def seconds_by_context(

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 _DOUBT = 8.0  # drafts that the rate of earlier texts counts
+_CHOOSING, _MOST_CHOOSING = 6e-5, 0.2
+"""The seconds that a step of choosing is taken to cost, and the most as a share of a plain step."""
+
 _FOUND = 0.5  # the share of steps in which a lookup is taken to find drafts, where none are used
 
 
@@ -76,3 +79,13 @@ class Demand:
         if int(np.argmax(few)) > 0:  # it drafts where it can
             share = drafting
         self.lost += spent * share * max(1 - max(few) / best, 0.0)
+
+    def count_rests(self, plain: float, saved: float, spent: float) -> None:
+        """Counts what a finished call has lost since it cannot rest where drafts save little.
+
+        Args:
+          plain: seconds of a step without drafts.
+          saved: what drafts saved a step, as a share of that.
+          spent: the seconds of the call.
+        """
+        self.lost += spent * max(min(_CHOOSING / plain, _MOST_CHOOSING) - max(saved, 0.0), 0.0)

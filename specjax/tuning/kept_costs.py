@@ -27,6 +27,7 @@ def keep_costs(learned: Learned, *known: object) -> None:
         "at": time.time(),
         "seconds": learned.seconds.tolist(),
         "prior": learned.prior.tolist(),
+        "awake": learned.awake,
         "longer": None if learned.longer is None else learned.longer.tolist(),
     }
     kept_programs.write(kept_programs.place_of("costs", *known), json.dumps(held).encode())
@@ -42,13 +43,31 @@ def read_costs(*known: object) -> Learned | None:
         return None
     longer = held.get("longer")
     longer = None if longer is None else np.array(longer)
-    return Learned(np.array(held["seconds"]), np.array(held["prior"]), 0.0, longer=longer)
+    awake = held.get("awake", 0.0)
+    seconds, prior = (np.array(held[name]) for name in ("seconds", "prior"))
+    return Learned(seconds, prior, 0.0, longer=longer, awake=awake)
 
 
 def keep_demand(demand: Demand, *known: object) -> None:
     """Keeps for later processes what few options have lost, if programs are kept."""
     held = json.dumps(dataclasses.asdict(demand)).encode()
     kept_programs.write(kept_programs.place_of("demand", *known), held)
+
+
+def add_demand(demand: Demand, lost: float, *known: object) -> None:
+    """Keeps that a call has lost some seconds more, beside what other processes have kept since.
+
+    `demand` then has theirs too.  Of two calls that end within a millisecond one may be forgotten,
+    which puts off the compilation by a call.
+
+    Args:
+      demand: of this process, which has counted the call.
+      lost: the seconds of the call.
+      known: as for `keep_demand`.
+    """
+    if (kept := read_demand(*known)) is not None:
+        demand.lost = kept.lost + lost
+    keep_demand(demand, *known)
 
 
 def read_demand(*known: object) -> Demand | None:

@@ -35,10 +35,10 @@ DEFAULTS = {
     Proposer: {"taps": (), "narrower": (), "estimates": False, "shares_cache": False, "scratch": 0,
                "point_mass": False,
                "asks_draft": False, "reads_documents": False, "resumes": False,
-               "separable": False},
+               "waits": False, "rests": False, "separable": False},
     Source: {"taps": (), "shares_cache": False, "asks_draft": False, "may_abstain": False,
-             "reads_documents": False, "resumes": False},
-    BlockSource: {"taps": (), "corrects": False},
+             "reads_documents": False, "resumes": False, "waits": False},
+    BlockSource: {"taps": (), "waits": False, "corrects": False},
     Model: {"num_taps": 0},
     Cache: {"commits_paths": False, "keeps_scratch": False},
     Rule: {"wants_logits": False, "chain_only": False},
@@ -100,7 +100,8 @@ def test_a_proposer_with_a_state_observes():
 def test_which_methods_are_promised():
     """What the case above runs over."""
     resumes = {"resumes": ("rest", "resume")}
-    assert Proposer.PROMISED == Source.PROMISED == resumes
+    rests = {"rests": ("resting", "lapse")}
+    assert Proposer.PROMISED == resumes | rests and Source.PROMISED == resumes
     assert BlockSource.PROMISED == {"corrects": ("correct",)}
 
 

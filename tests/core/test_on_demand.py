@@ -16,7 +16,7 @@ from specjax import NGram
 from specjax._internal import kept_programs
 from specjax.drafters import automatic, on_demand
 from specjax.generation.warmup import warm_up
-from specjax.tuning import Demand, keep_demand, read_demand
+from specjax.tuning import Demand, add_demand, keep_demand, read_demand
 
 PROMPT, HOW = "the cat the cat", {"max_new_tokens": 24, "temperature": 0.9, "seed": 3}
 SMALL = (("plain", 0), ("lookup", 4))
@@ -124,6 +124,20 @@ def test_the_loss_follows_from_rates_and_costs():
         assert lost(0.9, faster) == pytest.approx(0.8 * max(1 - four / faster / eight, 0))
 
 
+def test_calls_that_cannot_rest_lose_the_time_of_choosing():
+    """As far as drafts save less; a step that takes long has little to lose."""
+    demand = Demand((2, 4, 8), compiling=5.0)
+    demand.count_rests(plain=6e-4, saved=0.0, spent=10.0)
+    assert demand.lost == pytest.approx(1.0)
+    for plain, saved, lost in ((6e-4, 0.07, 0.3), (6e-4, 0.2, 0.0), (6e-4, -1.0, 1.0)):
+        demand.lost = 0.0
+        demand.count_rests(plain, saved, spent=10.0)
+        assert demand.lost == pytest.approx(lost, abs=1e-6)
+    demand.lost = 0.0
+    demand.count_rests(plain=1e-4, saved=0.0, spent=10.0)
+    assert demand.lost == pytest.approx(2.0)
+
+
 def test_processes_add_up_what_they_lose(tmp_path, monkeypatch):
     """A command that keeps its programs begins with all options after enough calls of others."""
     target = specjax.load(specjax.shipped("tiny/target"))
@@ -136,6 +150,11 @@ def test_processes_add_up_what_they_lose(tmp_path, monkeypatch):
     keep_demand(Demand((2, 4, 8), 5.0, 4.0), *known)
     with_options = sys.modules["specjax.generation.warmup"]._with_options
     assert with_options(call).decoder.proposer.options == SMALL
-    keep_demand(Demand((2, 4, 8), 5.0, 6.0), *known)
+    # Two processes have read the 4 seconds, and each loses one more.
+    one, two = read_demand(*known), read_demand(*known)
+    for demand in (one, two):
+        demand.lost += 1
+        add_demand(demand, 1.0, *known)
+    assert two.lost == 6.0
     assert read_demand(*known) == Demand((2, 4, 8), 5.0, 6.0)
     assert with_options(call) is call

@@ -4,6 +4,7 @@ transformers.
 `fixtures/make_transformers.py` stored what transformers says.
 """
 
+import dataclasses
 import types
 
 import jax.numpy as jnp
@@ -24,8 +25,9 @@ def begun(processors, tokens, counted=False):
     processors = processors.observe(jnp.asarray(output), jnp.asarray(LENGTH - PROMPT_LENGTH))
     eos = eos_of_rows([[0], [3, 5], []])
     return types.SimpleNamespace(
-        processors=processors, tokens=jnp.asarray(tokens), length=LENGTH, eos=jnp.asarray(eos)
-    )
+        processors=processors, tokens=jnp.asarray(tokens), length=LENGTH, eos=jnp.asarray(eos),
+        done=jnp.zeros(3, bool),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("function", [None, no_repeated_pair], ids=["", "function"])
@@ -67,6 +69,29 @@ def test_without_a_path_all_nodes_stand_at_the_root(setting):
     state = begun(Processors.create(3, FEW, **SETTINGS[setting]), tokens)
     nowhere = jnp.full_like(path, tree.ABSENT)
     np.testing.assert_array_equal(process(state, logits), process(state, logits, nowhere))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_engine_skips_settings_that_are_off(setting):
+    """Its rows have room for every setting, and one row with a setting is enough."""
+    tokens, logits, path, _ = nodes()
+    given = SETTINGS[setting]
+    states = [
+        begun(Processors.create(3, FEW, **given, every=every), tokens) for every in (True, False)
+    ]
+    for state in states:
+        state.done = jnp.zeros(3, bool)
+    room, alone = states
+    assert room.processors.used.all()
+    wanted = process(alone, jnp.asarray(logits), path)
+    assert np.array_equal(process(room, jnp.asarray(logits), path), wanted)
+    room.processors = dataclasses.replace(room.processors, used=np.array([False, True, False]))
+    assert np.array_equal(process(room, jnp.asarray(logits), path), wanted)
+    room.done = jnp.asarray([False, True, False])  # what has ended counts no more
+    assert np.array_equal(process(room, jnp.asarray(logits), path), logits)
+    off = Processors.create(3, FEW, every=True)
+    assert not off.used.any()
+    assert np.array_equal(process(begun(off, tokens), jnp.asarray(logits), path), logits)
 
 
 def test_each_row_has_its_own_processors():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys import TABLES as toys
 
 import specjax
-from specjax._internal import mappings
+from specjax._internal import mappings, quick_code
 from specjax._internal.jit_cache import Recent, clear_programs, keep_programs, programs
 from specjax.decoding.decoder import _run
 from specjax.decoding.prefill import _begin, _read_prompts
@@ -40,14 +41,14 @@ def test_the_programs_used_last_are_kept():
     xs = [np.ones(4 + n % 2, np.float32) for n in range(40)]
     _scale(-1.0, xs[0])
     keep_programs(8)
-    often, before = _scale._of((-1.0, xs[0])).jitted, living()
+    often, before = _scale._of((-1.0, xs[0])), living()
     for n, x in enumerate(xs):
         assert (np.asarray(_scale(float(n), x)) == n).all()
         _scale(-1.0, xs[0])
-        assert _scale._of((-1.0, xs[0])).jitted is often
+        assert _scale._of((-1.0, xs[0])) is often
     assert len(_scale.jitted()) == 8
     assert living() - before == 7  # beside the one that was there before
-    assert often._cache_size() == 1 and _scale.__doc__ == "Multiplies."
+    assert often.jitted._cache_size() == 1 and _scale.__doc__ == "Multiplies."
     del often
     clear_programs()
     assert _scale.jitted() == [] and living() < before
@@ -114,3 +115,45 @@ def test_programs_are_freed_before_memory_mappings_run_out(monkeypatch):
     keep_programs(None)
     _scale(7.0, np.ones(3, np.float32))
     assert len(_scale.jitted()) == 5
+
+
+@pytest.fixture
+def _without_flags(monkeypatch):
+    """XLA's own choice of a writer, which the flags of the tests name."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    quick_code._known.cache_clear()
+    clear_programs()
+    yield
+    clear_programs()
+    quick_code._known.cache_clear()
+
+
+def test_programs_in_float32_are_written_the_quick_way(_without_flags, monkeypatch):
+    """XLA gets the option for float32 alone, and not where a trace has no place for it."""
+    wide, narrow = np.ones(5, np.float32), jnp.ones(5, jnp.bfloat16)
+    asked = quick_code.options((wide, np.ones(5, np.int8), None))
+    assert asked is not None and list(asked.values()) == [False]
+    assert quick_code.options((wide, narrow)) is None
+    # XLA refuses this option where it is given, and so tells where that is.
+    monkeypatch.setattr(quick_code, "_known", lambda: {"xla_no_such_option": False})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        _scale(11.0, wide)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        _scale.bound(11.0, wide)(wide)
+    assert (np.asarray(_scale(11.0, narrow), np.float32) == 11).all()
+    assert (np.asarray(jax.jit(lambda x: _scale(12.0, x))(wide)) == 12).all()
+    for factor in (13.0, 11.0):  # of the second one there is a program outside of traces
+        assert (np.asarray(jax.jit(lambda factor=factor: _scale(factor, wide))()) == factor).all()
+    monkeypatch.undo()  # also puts the flags back
+
+
+def test_an_option_that_xla_or_the_user_refuses_is_left_out(_without_flags, monkeypatch):
+    """A later XLA may not know it, and `XLA_FLAGS` may set it."""
+    wide = np.ones(5, np.float32)
+    monkeypatch.setenv("XLA_FLAGS", f"--{quick_code._OPTION}=true")
+    assert quick_code.options(wide) is None
+    quick_code._known.cache_clear()
+    monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setattr(quick_code, "_OPTION", "xla_no_such_option")
+    assert quick_code.options(wide) is None
+    assert (np.asarray(_scale(12.0, wide)) == 12).all()

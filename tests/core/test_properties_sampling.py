@@ -106,7 +106,8 @@ def processed(processors, texts, prompt_length, length, eos, tree_of, max_depth,
     begun = processors.begin(texts, prompt_length, FEW, False)
     output = jax.vmap(lambda row, n: jax.numpy.roll(row, -n))(texts, prompt_length)
     begun = begun.observe(output, length - prompt_length)
-    state = types.SimpleNamespace(processors=begun, tokens=texts, length=length, eos=eos)
+    done = jax.numpy.zeros(len(texts), bool)
+    state = types.SimpleNamespace(processors=begun, tokens=texts, length=length, eos=eos, done=done)
     path = jax.vmap(lambda t, p: tree.path_tokens(t, p, max_depth))(nodes, parent)
     return process(state, logits, path)
 

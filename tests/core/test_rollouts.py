@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -319,20 +320,42 @@ def test_rows_behind_their_expected_text_decode_plainly():
     assert not any(depths.best(4, [ended] * 4, tries=False).drafts for _ in range(9))
 
 
-def test_acceptance_is_learned_from_drafts_and_from_plain_tokens():
-    """Both lead to the rate with which tokens are as expected."""
-    depths, rate = Depths(8), 0.7
-    drafted, plain = (Row([1] * 4000, 0.1) for _ in range(2))
-    for _ in range(12):
-        depths.accepted(drafted, 8, sum(rate**n for n in range(1, 9)))
-    assert abs(drafted.alpha - rate) < 0.01
+def test_acceptance_is_learned_from_tokens_and_from_drafts():
+    """Tokens tell how often rows leave expected texts, and drafts how they go on after that; the
+    end of a text, behind which nothing is drafted, is no miss."""
+    depths, rate = Depths(8), 0.9
+    row = Row([1] * 4000, 0.1)
     draws = np.random.default_rng(0).random((400, 4)) < rate
     means = []
     for tokens in draws.astype(int):
-        depths.decoded(plain, tokens.tolist())
-        plain.done += 4
-        means.append(plain.alpha)
+        depths.decoded(row, tokens.tolist())
+        row.done += 4
+        means.append(row.alpha)
     assert abs(np.mean(means[20:]) - rate) < 0.03
+    assert abs(depths.row([1]).alpha - np.mean(means[-50:])) < 0.05
+    lost = dataclasses.replace(depths.row([1] * 4000), follows=False)
+    for _ in range(12):
+        depths.accepted(lost, 8, sum(0.7**n for n in range(1, 9)))
+    assert abs(lost.lost - 0.7) < 0.01 and depths.row([1]).lost > 0.6
+    ends = depths.row([1] * 5)
+    before = ends.alpha
+    depths.accepted(ends, 8, 4)
+    depths.decoded(ends, [1] * 5)
+    assert ends.alpha > before and ends.follows
+
+
+def test_a_part_that_is_as_long_as_the_batch_is_no_batch(monkeypatch):
+    """Three rows that draft apart are filled up to four, and the fourth keeps its text."""
+    model, prompts = specjax.load(specjax.shipped("tiny/target")), [[5, 9, 7]]
+    sampler, keys = Sampler(model, slots=4, max_new_tokens=12), rollout_keys(0, prompts, 4)
+    wanted = sampler.sample(prompts, keys, samples=4).texts
+
+    def best(self, size, rows, **how):
+        return Turn(self.options[1], 1, [0, 2, 3] if len(rows) == 4 else range(len(rows)))
+
+    monkeypatch.setattr(Depths, "best", best)
+    made = sampler.sample(prompts, keys, samples=4, expected=wanted)
+    assert made.texts == wanted
 
 
 def test_unknown_times_are_estimated():

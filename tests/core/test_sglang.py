@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from serving import events, post, running, send
@@ -20,9 +21,12 @@ import specjax
 from specjax import Request
 from specjax.methods import BoundDrafter
 from specjax.serve import Engine
+from specjax.serve.releasing import take_arrays
 
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
     pytest.importorskip(package)
+
+from specjax.serve.http import sglang  # noqa: E402 - it needs these packages
 
 PROMPT, OTHER = [5, 9, 7, 12], [30, 2, 11]
 LONG = {"max_new_tokens": 60, "temperature": 1.0, "sampling_seed": 3, "ignore_eos": True}
@@ -288,7 +292,97 @@ def test_weights_of_another_shape_are_refused(port, engine, folders):
 def test_the_routes_of_a_trainer_are_off_by_default(engine):
     with running(engine) as (_, port):
         for path in ("/pause_generation", "/continue_generation", "/flush_cache", "/abort_request",
-                     "/update_weights_from_disk"):  # fmt: skip
+                     "/update_weights_from_disk", "/release_memory_occupation",
+                     "/resume_memory_occupation"):  # fmt: skip
             status, _, content = send(port, "POST", path, {})
             assert status == 403 and b"start it with --admin" in content
         assert post(port, "/generate", ask())["output_ids"]
+
+
+def test_memory_is_released_and_taken_back(port, engine, folders, monkeypatch):
+    """Texts stay, nothing is compiled, and new weights may come before the caches."""
+    compiled, wanted = engine.compiled(), text_of(target(), PROMPT).tokens[0]
+    assert post(port, "/generate", ask())["output_ids"] == wanted
+    held = jax.tree.leaves((engine.target.params, engine._device.pools))
+    post(port, "/release_memory_occupation", {})
+    post(port, "/release_memory_occupation", {"tags": ["weights", "cuda_graph"]})
+    assert all(leaf.is_deleted() for leaf in held)
+    with monkeypatch.context() as patched:
+        patched.setattr(sglang, "load", None)  # it would take memory
+        body = {"model_path": str(folders / "new")}
+        status, _, content = send(port, "POST", "/update_weights_from_disk", body)
+        assert status == 400 and b"/resume_memory_occupation" in content
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, port, "/generate", ask())
+        post(port, "/resume_memory_occupation", {"tags": ["weights"]})
+        assert update(port, folders / "new")["success"] and not waiting.done()
+        post(port, "/continue_generation", {})
+        with pytest.raises(concurrent.futures.TimeoutError):
+            waiting.result(0.2)  # the caches are not there
+        post(port, "/resume_memory_occupation", {})
+        new = text_of(specjax.load(folders / "new"), PROMPT).tokens[0]
+        assert waiting.result(60)["output_ids"] == new != wanted
+    update(port, folders / "old")
+    post(port, "/pause_generation", {})
+    post(port, "/release_memory_occupation", {"tags": ["kv_cache"]})
+    post(port, "/resume_memory_occupation", {})
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, port, "/generate", ask())
+        with pytest.raises(concurrent.futures.TimeoutError):
+            waiting.result(0.2)  # it was paused before
+        post(port, "/continue_generation", {})
+        assert waiting.result(60)["output_ids"] == wanted
+    assert engine.compiled() == compiled
+    handle = engine.submit(Request(prompts=[PROMPT], max_new_tokens=90, eos=[]))
+    next(iter(handle))
+    if not handle.done():
+        with pytest.raises(ValueError, match="requests are running"):
+            engine.release_memory()
+    handle.cancel()
+    with pytest.raises(ValueError, match="parts='weights'; pass a list"):
+        engine.release_memory("weights")
+    assert send(port, "POST", "/release_memory_occupation", {"tags": ["adam"]})[0] == 400
+
+
+def test_a_pause_and_released_memory_end_apart(port, engine, folders):
+    """Requests wait for both, whichever came first; to release nothing stops nobody."""
+    wanted = text_of(target(), PROMPT).tokens[0]
+    post(port, "/release_memory_occupation", {"tags": ["cuda_graph"]})
+    assert post(port, "/generate", ask())["output_ids"] == wanted
+    post(port, "/release_memory_occupation", {"tags": ["kv_cache"]})
+    assert update(port, folders / "new", abort_all_requests=True)["success"]
+    post(port, "/resume_memory_occupation", {})
+    new = text_of(specjax.load(folders / "new"), PROMPT).tokens[0]
+    assert post(port, "/generate", ask())["output_ids"] == new
+    post(port, "/release_memory_occupation", {})
+    post(port, "/pause_generation", {})
+    post(port, "/resume_memory_occupation", {})
+    update(port, folders / "old")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, port, "/generate", ask())
+        with pytest.raises(concurrent.futures.TimeoutError):
+            waiting.result(0.2)
+        post(port, "/continue_generation", {})
+        assert waiting.result(60)["output_ids"] == wanted
+
+
+def test_a_drafter_keeps_the_arrays_of_the_target_that_it_has():
+    """A target that drafts for itself in a window has one set of arrays."""
+    model = target()
+    near = specjax.make_drafter(model, specjax.window_draft(model, 8), num_drafts=2)
+    request = Request(prompts=[PROMPT], max_new_tokens=12, seed=3, temperature=1.0, eos=[])
+    with Engine(model, {"near": near}, slots=2, capacity=32, chunk=16) as made:
+        made.release_memory()
+        made.resume_memory()
+        text = made.submit(request).result(60)
+    assert text.tokens == text_of(model, PROMPT).tokens[0]
+
+
+def test_weights_of_several_places_come_back_as_they_were():
+    """Arrays that are there twice stay one, those of the host stay, and so do those of others."""
+    one, held, host = jnp.arange(3.0), jnp.ones(2), np.zeros(4)
+    again = take_arrays({"a": one, "b": one, "c": held, "d": host}, {id(held)})
+    assert one.is_deleted() and not held.is_deleted()
+    back = again()
+    assert back["a"] is back["b"] and back["c"] is held and back["d"] is host
+    np.testing.assert_array_equal(back["a"], np.arange(3.0))

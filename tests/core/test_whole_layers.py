@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from specjax import kernels
+from specjax.caches import KVCache, PagedCache
 from specjax.kernels import available, calling, layer_calls
 from specjax.kernels.forms import Machine
 from specjax.kernels.layering import Layers
@@ -191,6 +192,91 @@ def test_the_bits_of_a_token_depend_on_its_row_alone(name: str, int8: bool):
         alone = alone[0], out.cache.commit(jnp.ones(1, jnp.int32))
         one_by_one.append(out.logits[0, 0])
     assert np.array_equal(jnp.stack(one_by_one), one.logits[0])
+
+
+def test_of_the_last_layer_a_prompt_computes_what_is_read():
+    """Whoever reads a prompt mostly wants keys and values, not what follows from the last ones."""
+    module, params = network("plain", False)
+
+    def products(wanted: Callable[[Any], Any], width: int) -> int:
+        run = jax.jit(lambda *given: wanted(program(module)(*given)))
+        tokens = jnp.ones((1, width), jnp.int32)
+        text = run.lower(params, tokens, read("plain", False, 1), None).compile().as_text()
+        return text.count(" dot(") + text.count("custom-call(")
+
+    def keys(out: Any) -> Any:
+        return out.cache.keys, out.cache.values
+
+    def both(out: Any) -> Any:
+        return out.logits, keys(out)
+
+    assert products(both, 70) - products(keys, 70) >= 8  # o, gate, up, down, the head; attention
+    assert products(both, 5) - products(keys, 5) == 1  # the head
+
+
+def in_pages(cache: KVCache, page: int) -> PagedCache:
+    """The same cache in pages, in no order; some pages are nobody's, and page 0 holds zeros."""
+    rows, each = len(cache.length), -(-cache.capacity // page)
+    table = 1 + np.random.default_rng(0).permutation(rows * each + 2)[: rows * each]
+    table = table.reshape(rows, each).astype(np.int32)
+    beyond = (0, 0), (0, 0), (0, each * page - cache.capacity), (0, 0)
+
+    def pool(leaf: jax.Array) -> jax.Array:
+        parts = np.pad(np.asarray(leaf), beyond, constant_values=7.0)
+        parts = parts.reshape(rows, leaf.shape[1], each, page, leaf.shape[3]).swapaxes(1, 2)
+        made = np.full((rows * each + 3, *parts.shape[2:]), 5.0, np.float32)
+        made[0], made[table] = 0.0, parts
+        return jnp.asarray(made)
+
+    keys, values = (tuple(map(pool, leaves)) for leaves in (cache.keys, cache.values))
+    return PagedCache(keys, values, cache.length, table=jnp.asarray(table), page=page)
+
+
+@pytest.mark.parametrize("page", [16, 48, 128])
+@pytest.mark.parametrize(("name", "int8"), KINDS)
+def test_pages_have_the_bits_of_slots(name: str, int8: bool, page: int):
+    """Of a prompt too, where XLA attends in the last layer, keys and values have."""
+    if int8 and not takes_int8():
+        return  # the first test says that the kernel is not used
+    module, params = network(name, int8)
+    for rows, width in ((3, 1), (2, 9), (1, 70)):
+        cache = read(name, int8, rows)
+        tokens = (jnp.arange(rows * width).reshape(rows, width) * 7) % 64
+        mask = tree(width) if width == 9 else None
+        pages = in_pages(cache, page)
+        assert "specjax_layers" in program(module).lower(params, tokens, pages, mask).as_text()
+        wanted = program(module)(params, tokens, cache, mask)
+        made = program(module)(params, tokens, pages, mask)
+        if width <= kernels.MOST_TOKENS:
+            assert np.array_equal(made.logits, wanted.logits)
+        kept = in_pages(dataclasses.replace(cache, keys=wanted.cache.keys), page)
+        for ours, theirs in zip(made.cache.keys, kept.keys, strict=True):
+            assert np.array_equal(ours, theirs)  # also pages of nobody, and the page 0
+
+
+@pytest.mark.parametrize("slot", [30, 31, 32, 64])  # of the first token; the second page is gone
+def test_what_has_no_page_is_dropped(slot: int):
+    module, params = network("plain", False)
+    pages = in_pages(read("plain", False, 2), 32)
+    table, length = np.array(pages.table), np.array(pages.length)
+    table[0, 1], length[0] = 0, slot
+    table = table[:, :2]
+    pages = dataclasses.replace(pages, table=jnp.asarray(table), length=jnp.asarray(length))
+    tokens = jnp.arange(8).reshape(2, 4)
+    made = program(module)(params, tokens, pages, None)
+    other = jax.tree.map(lambda x: x[1:], (table, length))
+    alone = dataclasses.replace(pages, table=other[0], length=other[1])
+    assert np.array_equal(
+        made.logits[1], program(module)(params, tokens[1:], alone, None).logits[0]
+    )
+    assert np.isfinite(made.logits).all()
+    for before, after in zip(pages.keys, made.cache.keys, strict=True):
+        changed = (np.asarray(before) != np.asarray(after)).any((1, 3))
+        wanted = np.zeros_like(changed)
+        wanted[table[0, 0], slot : slot + 4] = slot < 32
+        for place in range(length[1], length[1] + 4):
+            wanted[table[1, place // 32], place % 32] = True
+        assert np.array_equal(changed, wanted)
 
 
 def test_a_row_at_the_end_of_its_slots_writes_within_them():

@@ -154,6 +154,13 @@ assert "another mesh" in message, message
 message = refused(lambda: specjax.generate(quantise(plain), "the", mesh=mesh))
 assert "then quantise it" in message, message
 
+# The axes of jax.make_mesh may be explicit.
+explicit = (jax.sharding.AxisType.Explicit,) * 2
+explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=explicit)
+for model, more in ((specjax.load(folder, mesh=explicit), {}), (plain, {"mesh": explicit})):
+    made = specjax.generate(model, prompts, **options, **more)
+    assert (made.tokens, made.text) == (wanted.tokens, wanted.text)
+
 # A draft with few key heads on devices of its own.
 first, last = (make_mesh(data=1, devices=jax.devices()[n : n + 4]) for n in (0, 4))
 apart = {"draft": specjax.load(folder, mesh=last), "draft_mesh": last, "num_drafts": 3}

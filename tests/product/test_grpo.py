@@ -6,7 +6,7 @@ import pytest
 
 from bench import rollouts
 from examples import grpo
-from experiments import refresh
+from experiments import online_head, refresh
 from specjax.rollouts.depths import Depths, Turn
 
 OPTIONS = [
@@ -75,3 +75,16 @@ def test_the_experiment_with_kept_keys(capsys, tmp_path):
     # In the first epoch nothing was trained on.
     start = {tuple(row["rewards"][:2]) for row in first["1"]}
     assert start == {tuple(row["rewards"][:2]) for row in first["never"]}
+
+
+def test_the_experiment_with_a_head_that_learns(capsys, tmp_path):
+    """It has a row for each source of drafts, and every text is that of plain decoding."""
+    rows = online_head.main(
+        "--epochs 1 --prompts 2 --samples 2 --slots 2 --new-tokens 16 --head-steps 2 --turns 1 "
+        f"--out {tmp_path}".split()
+    )
+    names = ["plain", "old rollouts", "frozen head", "head trained online"]
+    assert [row["drafts"] for row in rows] == names
+    assert rows[0]["tokens_per_pass"] == rows[0]["over_plain"] == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1].startswith("| 1 | head trained online |")

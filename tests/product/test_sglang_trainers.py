@@ -191,8 +191,6 @@ def test_versions_of_weights(port, folder):
         ("update_weights_from_tensor", "send /update_weights_from_disk"),
         ("update_weights_from_distributed", "send /update_weights_from_disk"),
         ("init_weights_update_group", "send /update_weights_from_disk"),
-        ("release_memory_occupation", "without offloading"),
-        ("resume_memory_occupation", "without offloading"),
     ],
 )
 def test_what_is_not_there_is_said(port, path, cure):

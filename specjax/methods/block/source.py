@@ -76,6 +76,7 @@ class BlockDraftSource(
     taps: tuple[int, ...] = ()
     correction: Correction | None = None
     confidence_threshold: float = 0.0
+    waits = True
 
     def __post_init__(self) -> None:
         if not self.taps:

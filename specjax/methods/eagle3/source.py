@@ -90,6 +90,7 @@ class EagleSource(PublishedSource, Generic[NetworkT]):
     taps: tuple[int, ...]
 
     takes_int8_head = True
+    waits = True
 
     def __post_init__(self) -> None:
         if len(self.taps) != self.network.num_taps:

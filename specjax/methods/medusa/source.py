@@ -52,6 +52,7 @@ class MedusaSource(BlockSource[MedusaParams, MedusaState, MedusaState, None]):
     """
 
     heads: MedusaHeads
+    waits = True
 
     def __post_init__(self) -> None:
         self.declare(vocab_size=self.heads.vocab_size, depth=self.heads.num_heads)

@@ -82,6 +82,7 @@ class MtpLayersSource(PublishedSource, Source[EagleParams, LayersState, LayersRe
     head_tokens: int | None = None  # None: all tokens
 
     takes_int8_head = True
+    waits = True
 
     def __post_init__(self) -> None:
         if len(self.taps) != 1:

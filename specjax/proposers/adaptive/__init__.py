@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from specjax.proposers.adaptive.policy import POLICY, Policy
     from specjax.proposers.adaptive.proposer import PAUSE, Adaptive
     from specjax.proposers.adaptive.rates import Rates
-    from specjax.proposers.adaptive.state import MEASURED, AdaptiveParams, AdaptiveState
+    from specjax.proposers.adaptive.state import MEASURED, RESTS, AdaptiveParams, AdaptiveState
 
 __getattr__ = lazily(__name__, __file__)
 
@@ -16,6 +16,7 @@ __all__ = [
     "MEASURED",
     "PAUSE",
     "POLICY",
+    "RESTS",
     "Adaptive",
     "AdaptiveParams",
     "AdaptiveState",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,10 @@ from specjax.contract import ArrayTree, Context, Loaded, Proposer, Rule
 from specjax.proposers.adaptive.choosing import Part, choose
 from specjax.proposers.adaptive.policy import POLICY, Policy
 from specjax.proposers.adaptive.rates import Rates
+from specjax.proposers.adaptive.rest import LONGEST, Rest
 from specjax.proposers.adaptive.state import (
     MEASURED,
+    RESTS,
     AdaptiveParams,
     AdaptiveState,
     PartState,
@@ -29,6 +32,7 @@ from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.catch_up import AT_ONCE
 from specjax.proposers.combine import Calibrated, best_nodes, ranked, with_logits
 from specjax.proposers.own_text import OwnText
+from specjax.proposers.waiting import Waiting
 from specjax.types import ABSENT, Block, Proposal
 
 PAUSE = POLICY.pause
@@ -103,6 +107,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             taps=() if self.drafter is None else self.drafter.taps,
             point_mass=all(part.point_mass for part in parts),
             reads_documents=any(part.reads_documents for part in parts),
+            rests=not self.brief and self._can_be_left_out,
         )
 
     @property
@@ -158,17 +163,22 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
                 params.pause[index] <= policy.pause, policy.first_budget, first + late
             )
             trials = Trials.start(pause, jnp.broadcast_to(budget, pause.shape), policy)
-            return PartState(part.init(own, prompt, capacity), trials)
+            # A pass over tokens that waited writes as many slots as could have waited.
+            more = Waiting.width(self._of_step) if index and self._waits else 0
+            return PartState(part.init(own, prompt, capacity + more), trials)
 
-        text = None
+        text = waiting = None
         if self.drafter is not None and self.drafter.resumes:
             own = dataclasses.replace(prompt, documents=None)
             text = OwnText.empty(own, capacity, self.num_nodes)
+        elif self._waits:
+            waiting = Waiting.empty(prompt, self._of_step)
         return AdaptiveState(
             lookup=start(0, self.lookup, params.lookup),
             drafter=start(1, self.drafter, params.drafter),
             rates=jax.tree.map(lambda *parts: jnp.stack(parts, axis=1), *rates),
             text=text,
+            waiting=waiting,
             offered=zero,
             drafted=jnp.zeros(rows, bool),
             missed=zero,
@@ -177,6 +187,9 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             needed=jnp.ones(rows, jnp.float32),
             weight=jnp.zeros(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
+            rest=Rest.start(rows, params.saved)
+            if params.saved is not None and self._can_be_left_out
+            else None,
             trees=TreeGains.start(rows, self.widths, params.trees) if self._is_tree else None,
             chains=TreeGains.start(rows, self.chain_widths, params.chains)
             if self._is_tree
@@ -209,7 +222,10 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             if part.resumes and text is not None:  # it was left out of steps
                 every = jnp.ones(text.length.shape, bool)
                 made = part.resume(own, part.rest(made), text.tokens, text.length, every)
-            return dataclasses.replace(known, own=part.catch_up(own, made))
+            made = part.catch_up(own, made)
+            if part is self.drafter and made is not None and state.waiting is not None:
+                made = part.read(own, made, state.waiting.block)
+            return dataclasses.replace(known, own=made)
 
         lookup = caught(self.lookup, params.lookup, state.lookup)
         drafter = caught(self.drafter, params.drafter, state.drafter)
@@ -218,7 +234,31 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         missed = jnp.zeros_like(state.missed)
         # No verification follows the last tree, so nothing is learned from it.
         last = None if state.last is None else state.last.forgotten()
-        return dataclasses.replace(state, lookup=lookup, drafter=drafter, missed=missed, last=last)
+        waiting = state.waiting
+        if waiting is not None:
+            waiting = waiting.emptied(jnp.bool_(True))
+        return dataclasses.replace(
+            state, lookup=lookup, drafter=drafter, missed=missed, last=last, waiting=waiting
+        )
+
+    @property
+    def _waits(self) -> bool:
+        """Whether committed tokens wait for the drafter in steps without its drafts."""
+        drafter = self.drafter
+        return drafter is not None and not drafter.resumes and drafter.waits
+
+    @property
+    def _can_be_left_out(self) -> bool:
+        """Whether a step may commit tokens without `propose` of the drafter.
+
+        Another drafter keeps those of one step alone, and would lose the tokens before them.
+        """
+        return self.drafter is None or self.drafter.resumes or self._waits
+
+    @property
+    def _of_step(self) -> int:
+        """The most tokens that a step commits."""
+        return self.max_depth + 1
 
     @property
     def _lookups(self) -> int:
@@ -235,14 +275,17 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
 
     def _late(self, seconds: Array, missed: Array) -> Array:
         """[B] the time in which the drafter reads `missed` tokens, in steps without drafts."""
-        if self.drafter is None or not self.drafter.resumes:
+        if self.drafter is None or not self._can_be_left_out:
             return jnp.zeros(missed.shape, jnp.float32)
         begin = 1 + self._lookups
         seconds = seconds[..., begin : begin + len(self.widths) - 1] / seconds[..., :1]
         # A draft costs no more than this: the target also reads the drafts of a step.
         passes = jnp.minimum(jnp.array(self.widths[1:]) - 1, self.max_depth)
         draft = jnp.min((seconds - 1) / passes, axis=-1)
-        passes = jnp.ceil(missed.astype(jnp.float32) / (AT_ONCE * self.num_nodes))
+        at_once = AT_ONCE * self.num_nodes
+        if self._waits:
+            missed, at_once = jnp.minimum(missed, 1), 1
+        passes = jnp.ceil(missed.astype(jnp.float32) / at_once)
         return jnp.where(missed > 0, jnp.maximum(draft, 0.0) * passes, 0.0)
 
     def _first_pause(self, params: AdaptiveParams, rates: Rates, part: int) -> Array:
@@ -303,7 +346,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             self.policy, None if params.contexts is None else levels,
         )  # fmt: skip
         forced = params.forced != MEASURED
-        option = jnp.where(forced, params.forced, choice.option)
+        option = jnp.where(forced, jnp.maximum(params.forced, 0), choice.option)
         depth = jnp.array([depth for _, depth in self.options], jnp.int32)[option]
         uses = jnp.array([name in ("drafter", "chain") for name, _ in self.options])[option]
         chained = jnp.array([name == "chain" for name, _ in self.options])[option]
@@ -406,8 +449,21 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             promised = jnp.where(live, expected[:, at] * state.worth, 0.0)
             pays = shared(promised) > shared(needed)
             trials = known.trials.after(shared(needed), saved, mine, state.tried, paid, pays)
-            return PartState(part.observe(own, known.own, block), trials)
+            seen = part.observe(own, known.own, block)
+            if part is self.drafter and state.waiting is not None:
+                # What waits comes after the tokens of its last step.
+                seen = _where(state.drafted.any(), seen, known.own)
+            return PartState(seen, trials)
 
+        rest = state.rest
+        if rest is not None and params.awake is not None:
+            any_used = (of_row > 0).any()
+            rest = rest.after(
+                jnp.where(any_used, shared(jnp.where(live, worth - needed, 0.0)), 0.0), params.awake
+            )
+        waiting = state.waiting
+        if waiting is not None:
+            waiting = waiting.after(block, ~state.drafted.any())
         return dataclasses.replace(
             state,
             lookup=after(0, self.lookup, params.lookup, state.lookup),
@@ -416,6 +472,39 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             last=last,
             # The tokens of the last step are at hand for its next pass.
             missed=jnp.where(ran, 0, state.missed + block.count),
+            waiting=waiting,
+            rest=rest,
+            text=None if state.text is None else state.text.append(block),
+        )
+
+    def resting(self, params: AdaptiveParams, state: AdaptiveState, alive: Array) -> Array | None:
+        if state.rest is None:
+            return None
+        steps = jnp.where(params.forced == RESTS, LONGEST, state.rest.steps)
+        steps = jnp.min(jnp.where(alive, steps, LONGEST))
+        if state.waiting is not None:
+            steps = jnp.minimum(steps, state.waiting.room())
+        return jnp.where(params.forced >= 0, 0, steps)
+
+    def lapse(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
+        # Its parts only take the tokens: nothing was drafted, so there is nothing to learn.
+        lookup, drafter, waiting = state.lookup, state.drafter, state.waiting
+        if lookup is not None and self.lookup is not None:
+            own = self.lookup.observe(params.lookup, lookup.own, block)
+            lookup = dataclasses.replace(lookup, own=own)
+        if waiting is not None:
+            waiting = waiting.after(block, jnp.bool_(True))
+        elif drafter is not None and self.drafter is not None:
+            own = self.drafter.rest(drafter.own)
+            own = self.drafter.observe(params.drafter, own, block)
+            drafter = dataclasses.replace(drafter, own=own)
+        return dataclasses.replace(
+            state,
+            lookup=lookup,
+            drafter=drafter,
+            waiting=waiting,
+            last=None if state.last is None else state.last.forgotten(),
+            missed=state.missed + block.count,
             text=None if state.text is None else state.text.append(block),
         )
 
@@ -454,7 +543,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         drafter, known = self.drafter, state.drafter
         assert drafter is not None and known is not None
         context = dataclasses.replace(context, depth=depth)
-        if state.text is None:
+        text = state.text
+        if text is None and state.waiting is None:
             made, own = drafter.propose(params.drafter, known.own, context)
             return made, dataclasses.replace(state, drafter=dataclasses.replace(known, own=own))
         propose = functools.partial(drafter.propose, params.drafter, context=context)
@@ -462,20 +552,48 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         # No row takes these numbers, since a depth of 0 is that of rows without its drafts.
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         none = dataclasses.replace(none, tokens=none.tokens.at[:, 0].set(context.pending))
-        text = state.text
+        runs = depth > 0
+        if text is None:
+            own, waiting = self._read_waiting(params, state, runs)
+            state = dataclasses.replace(state, waiting=waiting)
+        else:
+            own = _where(runs, known.own, drafter.rest(known.own))
 
         def turn(carry: tuple[Proposal, ArrayTree]) -> tuple[Proposal, ArrayTree]:
-            own = drafter.resume(params.drafter, carry[1], text.tokens, text.length, wanted)
+            own = carry[1]
+            if text is not None:
+                own = drafter.resume(params.drafter, own, text.tokens, text.length, wanted)
             return propose(own)
 
-        runs = depth > 0
-        rested = jax.tree.map(
-            lambda old, new: old if old is new else jnp.where(runs, old, new),
-            known.own,
-            drafter.rest(known.own),
-        )
-        made, own = apply_if(runs, turn, (none, rested))
+        made, own = apply_if(runs, turn, (none, own))
         return made, dataclasses.replace(state, drafter=dataclasses.replace(known, own=own))
+
+    def _read_waiting(
+        self, params: AdaptiveParams, state: AdaptiveState, runs: Array
+    ) -> tuple[ArrayTree, Waiting]:
+        """Returns the drafter's state, and what still waits: nothing if it `runs` [] bool."""
+        drafter, known, waiting = self.drafter, state.drafter, state.waiting
+        assert drafter is not None and known is not None and waiting is not None
+        due = (runs & (waiting.count > 0).any()) | waiting.is_full(self._of_step)
+
+        def turn(own: ArrayTree) -> ArrayTree:
+            caught = drafter.catch_up(params.drafter, own)
+            if caught is None:
+                raise TypeError(
+                    f"{type(drafter).__name__} has waits=True, and its catch_up returns None: "
+                    "return the state from which read goes on, or set waits=False"
+                )
+            return drafter.read(params.drafter, caught, waiting.block)
+
+        return apply_if(due, turn, known.own), waiting.emptied(due)
+
+
+def _where(wanted: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+    """Returns `new` where `wanted` [] bool; what is the same in both, such as a cache, is kept."""
+    return cast(
+        ArrayTree,
+        jax.tree.map(lambda a, b: a if a is b else jnp.where(wanted, a, b), new, old),
+    )
 
 
 def _count(chain: Proposal | None) -> Array:

@@ -8,12 +8,17 @@ from jax import Array
 
 from specjax.contract import ArrayTree
 from specjax.proposers.adaptive.rates import Rates
+from specjax.proposers.adaptive.rest import Rest
 from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.own_text import OwnText
+from specjax.proposers.waiting import Waiting
 
 MEASURED = -1
 """The value of `AdaptiveParams.forced` with which measured seconds choose the option."""
+
+RESTS = -2
+"""The value of `AdaptiveParams.forced` with which it rests as often as it can, and never drafts."""
 
 
 @struct.dataclass
@@ -23,9 +28,13 @@ class AdaptiveParams:
     lookup: ArrayTree
     drafter: ArrayTree
     seconds: Array  # [O], or by context [C, O], of a step with each of `Adaptive.options`, any unit
-    forced: Array  # [] int32: the option that every step takes, or `MEASURED`
+    forced: Array  # [] int32: the option that every step takes, `MEASURED` or `RESTS`
     prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
     pause: Array  # [2] int32: steps before the first trial of each, if by `prior` it will not pay
+    # [] what drafts saved a step in earlier texts, and what a step costs more than one at rest,
+    # both in steps of plain decoding; None: it never rests
+    saved: Array | None = None
+    awake: Array | None = None
     contexts: Array | None = None  # [C] int32, ascending: the longest text of each row of `seconds`
     # [W, 2] for a drafter of trees: what trees, and chains, of each width gave in earlier texts
     trees: Array | None = None
@@ -61,14 +70,16 @@ class AdaptiveState:
     drafter: PartState | None
     rates: Rates  # [B, P, ...] of the lookup and the drafter, of those that exist
     text: OwnText | None  # for a drafter that resumes
+    waiting: Waiting | None  # for another one that can be left out of steps
     offered: Array  # [B] drafts of the last step
     drafted: Array  # [B] bool: were they those of `drafter`?
-    missed: Array  # [B] tokens that `drafter` has not read, if it can be left out
+    missed: Array  # [B] tokens since the last drafts of `drafter`
     needed: Array  # [B] new tokens of a row with which the last step pays
     worth: Array  # [B] the time that a token took otherwise, in steps without drafts
     weight: Array  # [B] of each row's tokens, where all rows take one option
     tried: Array  # [B] bool: was the last step a trial?
     together: Array  # [B] bool: do all rows take one option?
+    rest: Rest | None  # where it can rest
     trees: TreeGains | None  # of a drafter of trees
     chains: TreeGains | None  # of its chains, if they are options
     last: LastTree | None

@@ -85,6 +85,7 @@ class Shape(_OverSource[ParamsT, StateT, ReadingT, None]):
             narrower=(1,) if self.source.may_abstain else (),
             reads_documents=self.source.reads_documents,
             resumes=self.source.resumes,
+            waits=self.source.waits,
             separable=self.source.asks_draft,
             scratch=staged if self.source.shares_cache else 0,
         )

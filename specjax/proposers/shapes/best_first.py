@@ -59,7 +59,8 @@ class BestFirst(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
         within("width", self.width, 1, size, ", the size of the vocabulary")
         within("num_nodes", self.num_nodes, 2, note=", since it counts the root too")
         depth = min(self.source.depth, self.num_nodes - 1)
-        self.declare(max_depth=depth, taps=self.source.taps, estimates=True)
+        source = self.source
+        self.declare(max_depth=depth, taps=source.taps, waits=source.waits, estimates=True)
         most = 1 + sum(kept for _, kept in self._levels)
         note = (
             f": {self.source.depth} drafts a block and width={self.width} make {most} candidates, "

@@ -66,6 +66,7 @@ class ChoiceTree(BlockShape[ParamsT, StateT, ReadingT, MemoryT]):
             max_depth=depth,
             is_chain=depth == len(self.choices),
             taps=self.source.taps,
+            waits=self.source.waits,
         )
 
     def propose(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:

@@ -116,6 +116,16 @@ class Service:
         await following.in_thread(self.engine.go_on)
         return JSONResponse({"status": "ok", "message": "Generation continued successfully."})
 
+    async def release(self, request: Request) -> Response:
+        body = parse(sglang.Memory, await self._body(request) or b"{}")
+        await following.in_thread(self.engine.release_memory, body.parts)
+        return JSONResponse(None)
+
+    async def take_back(self, request: Request) -> Response:
+        body = parse(sglang.Memory, await self._body(request) or b"{}")
+        await following.in_thread(self.engine.resume_memory, body.parts)
+        return JSONResponse(None)
+
     async def flush(self, request: Request) -> Response:
         await following.in_thread(self.engine.flush)
         return Response("Cache flushed.\n", media_type="text/plain")
@@ -485,8 +495,8 @@ def _seen(request: Request, body: _SampledT) -> tuple[_SampledT, Seen | None]:
 
 _ADMIN_PATHS = (
     "/pause_generation", "/continue_generation", "/flush_cache", "/abort_request",
-    "/update_weights_from_disk", "/update_weight_version",
-    *(f"/{name}" for name in sglang.ELSEWHERE),
+    "/update_weights_from_disk", "/update_weight_version", "/release_memory_occupation",
+    "/resume_memory_occupation", *(f"/{name}" for name in sglang.ELSEWHERE),
 )  # fmt: skip
 
 _LORAX_PATHS = ("/", "/generate", "/generate_stream")
@@ -515,6 +525,8 @@ def make_app(engine: Engine, limits: Limits | None = None) -> Starlette:
         ("/flush_cache", "POST", service.flush),
         ("/flush_cache", "GET", service.flush),
         ("/update_weight_version", "POST", service.set_version),
+        ("/release_memory_occupation", "POST", service.release),
+        ("/resume_memory_occupation", "POST", service.take_back),
         ("/weight_version", "GET", service.version),
         ("/get_weight_version", "GET", service.version),
         ("/v1/loads", "GET", service.loads),

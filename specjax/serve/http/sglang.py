@@ -28,6 +28,7 @@ from specjax.serve.http.places import Place, Seen, event_id
 from specjax.serve.http.problems import read, refuse
 from specjax.serve.http.requests import delivered_of
 from specjax.serve.identity import request_hash
+from specjax.serve.releasing import PARTS
 from specjax.text import Texts, Words
 from specjax.types import Json
 
@@ -141,6 +142,17 @@ class WeightsFromDisk(Body):
     weight_version: Text | None = None
 
 
+class Memory(Body):
+    """The body of `/release_memory_occupation` and of `/resume_memory_occupation`."""
+
+    tags: list[Literal["kv_cache", "weights", "cuda_graph"]] | None = None
+
+    @property
+    def parts(self) -> list[str]:
+        """Returns what is released; there are no CUDA graphs here."""
+        return [tag for tag in self.tags or PARTS if tag in PARTS]
+
+
 class Version(Body):
     """The body of `/update_weight_version`."""
 
@@ -152,14 +164,13 @@ ELSEWHERE = {
     name: "this server takes weights from a folder: save them as safetensors, and send "
     "/update_weights_from_disk"
     for name in (
-        "init_weights_update_group", "destroy_weights_update_group", "update_weights_from_tensor",
-        "update_weights_from_distributed", "update_weights_from_ipc",
+        "init_weights_update_group",
+        "destroy_weights_update_group",
+        "update_weights_from_tensor",
+        "update_weights_from_distributed",
+        "update_weights_from_ipc",
     )
-} | {
-    name: "this server keeps its memory: run the trainer on other devices, without offloading its "
-    "sampler"
-    for name in ("release_memory_occupation", "resume_memory_occupation")
-}  # fmt: skip
+}
 """SGLang's routes that this server has not, and what to do instead."""
 
 
@@ -391,7 +402,7 @@ def checkpoint(engine: Engine, body: WeightsFromDisk):
 
     Raises:
       Problem: it is no folder with safetensors, or the engine's weights are rounded.
-      ValueError: as `specjax.load`.
+      ValueError: as `specjax.load`, or the weights are released.
     """
     folder = pathlib.Path(body.model_path)
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
@@ -399,6 +410,7 @@ def checkpoint(engine: Engine, body: WeightsFromDisk):
             f"model_path={body.model_path!r} is no folder of this machine with config.json and "
             "safetensors", "model_path",
         )  # fmt: skip
+    engine.check_weights()  # before others take the memory
     params = engine.target.params
     types = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
     if len(types) > 1 or not types <= {"float32", "bfloat16", "float16"}:

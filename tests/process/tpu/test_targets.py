@@ -23,7 +23,7 @@ from bench.compiled.traffic import Traffic, host_transfers, traffic
 from bench.tpu.slices import devices_of
 from specjax import Decoder, Params
 from specjax.caches import layer_state
-from specjax.models.feed_forward import experts
+from specjax.models.feed_forward import by_expert
 
 LAYERS = {"qwen3.5-4b": 4, "qwen3.5-35b-a3b": 4, "gpt-oss-20b": 2, "glm-4.7-flash": 2}
 """Target -> its first layers that are compiled: each kind of its layers is among them."""
@@ -123,15 +123,7 @@ def test_few_rows_read_few_experts(target, drafter):
 
 def test_every_expert_that_is_read_is_seen(monkeypatch):
     """XLA reads all experts of gpt-oss for the 4 rows of a token, if nothing fills them up."""
-
-    def without_rows(inner, x, chosen, stacks):
-        order = jnp.argsort(chosen.reshape(-1))
-        sizes = jnp.bincount(chosen.reshape(-1), length=len(stacks.gate)).astype(jnp.int32)
-        gate, up = (jax.lax.ragged_dot(x[order], w, sizes) for w in stacks[:2])
-        down = jax.lax.ragged_dot(inner(gate, up), stacks.down, sizes)
-        return down[jnp.argsort(order)]
-
-    monkeypatch.setattr(experts, "grouped", without_rows)
+    monkeypatch.setattr(by_expert, "_ROWS_OF_KERNEL", 1)
     jax.clear_caches()
     made = compiled("gpt-oss-20b", "none")
     jax.clear_caches()
