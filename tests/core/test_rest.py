@@ -32,8 +32,8 @@ def rests(saved, cost, steps, start=0.0):
 
 
 def test_rests_get_longer_while_drafts_save_less_than_choosing_costs():
-    """Four steps are awake between two; a text that starts well is awake for eight at first, and its
-    rests are short at first."""
+    """Four steps are awake between two; a text after good ones is awake for eight at first, and its
+    first rests are short."""
     found = rests([0.0], 0.1, 16)
     assert [n for n in found if n] == [16, 32, 32, 32]
     assert [step for step, n in enumerate(found, 1) if n] == [4, 8, 12, 16]
