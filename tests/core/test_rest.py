@@ -142,6 +142,18 @@ def test_heads_and_trees_rest_too(name):
     assert awake < int(np.asarray(state.stats.target_passes).max())
 
 
+def test_a_step_changes_no_type():
+    """Otherwise the next call would compile again."""
+    dec = decoder()
+    before = toys.prefill(dec, given())
+    after = jax.eval_shape(dec.step, given(), before)[0]
+
+    def types(state):
+        return [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in jax.tree.leaves(state)]
+
+    assert types(before) == types(after)
+
+
 def test_what_never_rests():
     """A rule whose text depends on the drafts, first calls, and parameters without a cost."""
     state = toys.prefill(decoder(), given())

@@ -51,8 +51,9 @@ class Rest:
         return cls(
             each(saved),
             jnp.full(rows, _FIRST_SPAN, jnp.float32),
-            each(jnp.where(pays, _AFTER, _WATCHES)),
-            each(jnp.where(pays, _SHORTEST, LONGEST // 2)),
+            # A weak type would become a strong one in a step, and compile it again.
+            each(jnp.where(pays, jnp.int32(_AFTER), _WATCHES)),
+            each(jnp.where(pays, jnp.int32(_SHORTEST), LONGEST // 2)),
             jnp.zeros(rows, jnp.int32),
         )
 
