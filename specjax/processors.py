@@ -79,7 +79,7 @@ class Processors:
     # [B, N, W] uint32, the packed bits of what may follow each node of a proposal, where the host
     # says so (`guided`); only while that proposal is verified.
     masks: _Host | None = None
-    # [B] bool, the rows of which some setting is on; None: nobody has asked, so all may be.
+    # [B] bool: the row has a setting that is on; None: unknown, so every row may have one.
     used: _Host | None = None
 
     @classmethod

@@ -99,7 +99,7 @@ class Proposer(Part, Generic[ParamsT, StateT]):
     asks_draft: bool = False  # its parameters are those of a draft model
     reads_documents: bool = False  # `init` uses `Block.documents`
     resumes: bool = False  # it can be left out of steps: see `rest` and `resume`
-    # It can be left out of steps whose tokens wait: `catch_up`, and `read` of all of them, follow.
+    # It can be left out of steps: their tokens wait, and `catch_up` and then `read` take them.
     waits: bool = False
     # It can rest for some steps, in which `propose` is not called: see `resting` and `lapse`.
     rests: bool = False

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
-    from specjax.decoding.commit import write
     from specjax.decoding.decoder import Decoder, Verification, put_row
     from specjax.decoding.host_grammar import Guided
     from specjax.decoding.inputs import RowInputs
@@ -41,5 +40,4 @@ __all__ = [
     "slots_ahead",
     "start",
     "summarize",
-    "write",
 ]

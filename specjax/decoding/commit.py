@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from jax import Array
 
 from specjax import tree
 from specjax._internal.platforms import platform_of_shapes
+from specjax._internal.row_writes import write
 from specjax.decoding.logprobs import Logprobs
 from specjax.types import ABSENT, DecodeState, Stats, StepInfo
 
@@ -67,12 +67,6 @@ def record(
     return jax.tree.map(
         lambda buffer, new: write(buffer, new, state.length), state.logprobs, measured
     )
-
-
-def write(buffer: Array, new: Array, start: Array) -> Array:
-    """Writes `new` [B, T, ...] into `buffer` [B, L, ...] from slot `start` [B] on."""
-    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
-    return jax.vmap(update)(buffer, new, start)
 
 
 def count(stats: Stats, info: StepInfo, live: Array) -> Stats:

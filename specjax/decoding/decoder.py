@@ -28,8 +28,9 @@ from specjax._internal.checks import within
 from specjax._internal.control_flow import apply_if
 from specjax._internal.jit_cache import programs, structure_of
 from specjax._internal.platforms import lowering_platforms, prefers_one_pass
+from specjax._internal.row_writes import write
 from specjax.contract import Cache, Context, Draw, Model, Proposer, Resting, Rule
-from specjax.decoding.commit import count, emit, record, write
+from specjax.decoding.commit import count, emit, record
 from specjax.decoding.inputs import (
     RowInputs,
     check_fit,

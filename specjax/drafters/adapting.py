@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -95,25 +96,33 @@ class AdaptiveDrafter(Drafter):
             None if part is None else part.make(target, part.slots(None, 1))
             for part in (self.lookup, self.drafter)
         )
+        return AdaptiveParams(lookup=lookup, drafter=drafter, **self._numbers)
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, jax.Array]:
+        """The fields of `AdaptiveParams` that hold numbers, on the device."""
         # Unmeasured, every token that the target reads costs a tenth of a pass.
         tenths = [1 + 0.1 * depth for _, depth in self.proposer.options]
         several = len(self.contexts) > 1
         seconds = self.seconds or [tenths] * max(1, len(self.contexts))
-        proposer = self.proposer
-        sizes = () if proposer.is_chain else (len(proposer.widths), len(proposer.chain_widths))
-        nothing = [jax.device_put(np.zeros((size, 2), np.float32)) for size in sizes]
-        return AdaptiveParams(  # jnp.asarray would compile a program for each shape
-            lookup=lookup,
-            drafter=drafter,
-            seconds=jax.device_put(np.array(seconds if several else seconds[0], np.float32)),
-            forced=jax.device_put(np.array(MEASURED, np.int32)),
-            prior=jax.device_put(np.array(self.prior, np.float32)),
-            pause=jax.device_put(np.full(2, PAUSE, np.int32)),
-            saved=jax.device_put(np.array(1.0, np.float32)),
-            awake=jax.device_put(np.array(0.0, np.float32)),
-            contexts=jax.device_put(np.array(self.contexts, np.int32)) if several else None,
-            **dict(zip(("trees", "chains"), nothing, strict=False)),
-        )
+        numbers = {
+            "seconds": np.array(seconds if several else seconds[0], np.float32),
+            "forced": np.array(MEASURED, np.int32),
+            "prior": np.array(self.prior, np.float32),
+            "pause": np.full(2, PAUSE, np.int32),
+            "saved": np.array(1.0, np.float32),
+            "awake": np.array(0.0, np.float32),
+        }
+        if several:
+            numbers["contexts"] = np.array(self.contexts, np.int32)
+        if not self.proposer.is_chain:
+            for name, widths in (
+                ("trees", self.proposer.widths),
+                ("chains", self.proposer.chain_widths),
+            ):
+                numbers[name] = np.zeros((len(widths), 2), np.float32)
+        # jnp.asarray would compile a program for each shape.
+        return {name: jax.device_put(number) for name, number in numbers.items()}
 
 
 def _shortened(part: Drafter, depth: int) -> Drafter | None:

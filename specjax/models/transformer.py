@@ -350,8 +350,8 @@ class Transformer(nn.Module):
             ) -> tuple[list[Array], KVCache]:
                 if x.shape[1] <= kernels.MOST_TOKENS or len(held) == 1:
                     return run_whole_layers(form, c, held, x, positions, cache, mask)
-                # Of a prompt one mostly wants the keys and values.  Those of the last layer by
-                # itself need no attention and no MLP, and XLA leaves out what nobody reads.
+                # Mostly a prompt is read for its keys and values.  Outside of the kernel XLA leaves
+                # out the attention and the MLP of the last layer where nobody reads its output.
                 last = len(held) - 1
                 streams, before = run_whole_layers(
                     form, c, held[:last], x, positions, cache.first(last), mask

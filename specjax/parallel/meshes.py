@@ -67,8 +67,8 @@ def make_mesh(
 def automatic(mesh: Mesh) -> Mesh:
     """Returns the mesh with axes along which XLA splits arrays by itself, as all code here expects.
 
-    Those of `jax.make_mesh` are explicit in newer versions of jax: there every operation would have
-    to say where its result is.
+    In newer versions of jax `jax.make_mesh` makes explicit axes.  Along these every operation would
+    have to say how its result is split.
 
     Example:
       >>> import jax

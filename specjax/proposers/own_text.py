@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from specjax._internal.row_writes import write
 from specjax.types import Block
 
 
@@ -36,7 +36,5 @@ class OwnText:
 
     def append(self, block: Block) -> OwnText:
         """Returns the text with the tokens of a committed block appended."""
-        tokens = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))(
-            self.tokens, block.tokens, self.length
-        )
+        tokens = write(self.tokens, block.tokens, self.length)
         return dataclasses.replace(self, tokens=tokens, length=self.length + block.count)

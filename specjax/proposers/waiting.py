@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from specjax._internal.row_writes import write
 from specjax.types import Block
 
 TOKENS = 32
@@ -59,11 +59,7 @@ class Waiting:
         """Returns the buffers with a committed block after the others, if it `waits` [] bool."""
 
         def written(old: Array, new: Array) -> Array:
-            new = new[:, : old.shape[1]].astype(old.dtype)
-            write = jax.vmap(
-                lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, 0)
-            )
-            return write(old, new, self.count)
+            return write(old, new.astype(old.dtype), self.count)
 
         features = self.features
         if features is not None and block.features is not None:

@@ -10,8 +10,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from specjax._internal.row_writes import write
 from specjax.contract import ArrayTree, Context, Proposer, Rule
-from specjax.decoding import write
 from specjax.proposers import Aligned
 from specjax.tree import Tree
 from specjax.types import ABSENT, Block, Proposal

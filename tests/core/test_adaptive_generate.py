@@ -108,6 +108,7 @@ def test_a_call_begins_with_what_earlier_calls_learned(target, draft):
     first = specjax.generate(target, PROMPTS, **how)
     learned = warm_up(prepared(target, PROMPTS, **how)).learned
     learned.seconds[:] = [1, *[3] * (len(learned.seconds) - 1)]
+    learned.awake = 0.0  # it does not rest
     for number, drafts in ((0, True), (100, False)):
         learned.prior[:], learned.judged[:] = 0.01, number
         out = specjax.generate(target, PROMPTS, **how)

@@ -287,3 +287,15 @@ def test_options_of_a_command_in_a_file(capsys, tmp_path):
         result = json.loads(run(capsys, *arguments, *more).out)
         assert [len(row) for row in result["tokens"]] == [count]
         assert result["stats"]["same_tokens"] is None
+
+
+def test_the_cache_of_a_server_may_be_rounded(monkeypatch):
+    from specjax.cli import serve
+    from specjax.options.command import parse
+
+    def load(named, *more, **how):
+        raise ValueError(f"asked for {named.cache_dtype}")
+
+    monkeypatch.setattr(serve, "load_models", load)
+    with pytest.raises(ValueError, match="asked for int8"):
+        serve.engine_of(parse(serve.ServeOptions, ["--cache-dtype", "int8"], prog="serve"))

@@ -356,11 +356,18 @@ def test_a_replica_that_stops_while_it_writes_is_lost(stops: int, monkeypatch):
     assert stops == 1 or b"3 replicas in a row" in b"".join(rest)
 
 
-def test_an_engine_that_stops_is_a_replica_that_dies():
+def test_an_engine_that_stops_is_a_replica_that_dies(monkeypatch):
     """Its stream has an error of the status 503, after which another replica goes on."""
     target, _ = serving.models()
     sizes = {"capacity": 64, "chunk": 16, "constraint_size": (256, 160)}
     with Engine(target, {}, slots=1, **sizes) as short:
+        run = short._device.run
+
+        def slowly(steps: int, live: Any) -> None:
+            time.sleep(0.05)  # so that it has not written all before it stops
+            run(min(steps, 4), live)
+
+        monkeypatch.setattr(short._device, "run", slowly)
         stopping = make_app(short, Limits())
         body = {**ASK, "speculation": {"drafter": "none"}, "max_tokens": 40, "ignore_eos": True}
         whole = told(sent(Replicas([app()], []), PATH, body)[2])

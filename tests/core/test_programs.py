@@ -134,7 +134,7 @@ def test_programs_in_float32_are_written_the_quick_way(_without_flags, monkeypat
     asked = quick_code.options((wide, np.ones(5, np.int8), None))
     assert asked is not None and list(asked.values()) == [False]
     assert quick_code.options((wide, narrow)) is None
-    # XLA refuses this option where it is given, and so tells where that is.
+    # XLA knows no such option, so an error shows that a program was compiled with it.
     monkeypatch.setattr(quick_code, "_known", lambda: {"xla_no_such_option": False})
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         _scale(11.0, wide)

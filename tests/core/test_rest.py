@@ -23,7 +23,7 @@ def after(rest, saved, cost):
 
 def rests(saved, cost, steps, start=0.0):
     """The rests of a text whose awake steps save these times in turn."""
-    rest, found = Rest.start(ROWS, jnp.float32(start)), []
+    rest, found = Rest.start(ROWS, jnp.float32(start), jnp.float32(cost)), []
     for step in range(steps):
         rest = after(rest, saved[step % len(saved)], cost)
         assert len(set(np.asarray(rest.steps).tolist())) == 1
@@ -32,10 +32,13 @@ def rests(saved, cost, steps, start=0.0):
 
 
 def test_rests_get_longer_while_drafts_save_less_than_choosing_costs():
-    """Eight steps are awake at first, then four between two rests."""
-    found = rests([0.0], 0.1, 24)
-    assert [n for n in found if n] == [4, 8, 16, 32, 32]
-    assert [step for step, n in enumerate(found, 1) if n] == [8, 12, 16, 20, 24]
+    """Four steps are awake between two; a text after good ones is awake for eight at first, and its
+    first rests are short."""
+    found = rests([0.0], 0.1, 16)
+    assert [n for n in found if n] == [16, 32, 32, 32]
+    assert [step for step, n in enumerate(found, 1) if n] == [4, 8, 12, 16]
+    later = [n for n in rests([0.0], 0.1, 200, start=0.5) if n]
+    assert later[:5] == [4, 8, 16, 32, 32]
     awake = rests([0.0], 0.1, 400)
     assert 400 / (400 + sum(awake)) < 0.12
 
@@ -50,7 +53,7 @@ def test_it_does_not_rest_where_drafts_save_more():
 
 def test_a_step_that_saved_much_keeps_it_awake():
     """The next rest comes eight steps later, and is short again."""
-    rest = Rest.start(ROWS, jnp.float32(0.0))
+    rest = Rest.start(ROWS, jnp.float32(0.0), jnp.float32(0.3))
     for _ in range(60):
         rest = after(rest, 0.0, 0.3)
     assert int(rest.pause[0]) == LONGEST
@@ -137,6 +140,18 @@ def test_heads_and_trees_rest_too(name):
     assert toys.texts(state) == toys.decoded("none", "match")[0]
     awake = int(np.asarray(state.proposer.rest.seen - 8).max())
     assert awake < int(np.asarray(state.stats.target_passes).max())
+
+
+def test_a_step_changes_no_type():
+    """Otherwise the next call would compile again."""
+    dec = decoder()
+    before = toys.prefill(dec, given())
+    after = jax.eval_shape(dec.step, given(), before)[0]
+
+    def types(state):
+        return [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in jax.tree.leaves(state)]
+
+    assert types(before) == types(after)
 
 
 def test_what_never_rests():

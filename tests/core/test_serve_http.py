@@ -655,18 +655,6 @@ def test_500_clients_at_once(port, monkeypatch):
     assert state.finished - finished == statuses.count(200)
 
 
-def test_the_cache_of_a_server_may_be_rounded(monkeypatch):
-    from specjax.cli import serve
-    from specjax.options.command import parse
-
-    def load(named, *more, **how):
-        raise ValueError(f"asked for {named.cache_dtype}")
-
-    monkeypatch.setattr(serve, "load_models", load)
-    with pytest.raises(ValueError, match="asked for int8"):
-        serve.engine_of(parse(serve.ServeOptions, ["--cache-dtype", "int8"], prog="serve"))
-
-
 def test_refused_options(capsys, monkeypatch):
     from specjax.cli import main
     from specjax.cli.serve import fleet_of

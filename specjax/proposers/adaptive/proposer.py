@@ -187,8 +187,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             needed=jnp.ones(rows, jnp.float32),
             weight=jnp.zeros(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
-            rest=Rest.start(rows, params.saved)
-            if params.saved is not None and self._can_be_left_out
+            rest=Rest.start(rows, params.saved, params.awake)
+            if params.saved is not None and params.awake is not None and self._can_be_left_out
             else None,
             trees=TreeGains.start(rows, self.widths, params.trees) if self._is_tree else None,
             chains=TreeGains.start(rows, self.chain_widths, params.chains)

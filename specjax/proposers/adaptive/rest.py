@@ -35,15 +35,26 @@ class Rest:
     steps: Array  # [B] int32: steps to rest now
 
     @classmethod
-    def start(cls, rows: int, saved: Array) -> Rest:
-        """Returns the state of new texts; `saved` [] is from earlier ones."""
-        steps = jnp.zeros(rows, jnp.int32)
+    def start(cls, rows: int, saved: Array, cost: Array) -> Rest:
+        """Returns the state of new texts, which rest sooner if earlier ones saved little.
+
+        Args:
+          rows: their number.
+          saved: [] the mean of earlier texts.
+          cost: [] what an awake step takes longer than one at rest.
+        """
+        pays = saved >= cost
+
+        def each(number: Array) -> Array:
+            return jnp.broadcast_to(number, (rows,))
+
         return cls(
-            jnp.broadcast_to(saved, (rows,)),
+            each(saved),
             jnp.full(rows, _FIRST_SPAN, jnp.float32),
-            steps + _AFTER,
-            steps + _SHORTEST,
-            steps,
+            # A weak type would become a strong one in a step, and compile it again.
+            each(jnp.where(pays, jnp.int32(_AFTER), _WATCHES)),
+            each(jnp.where(pays, jnp.int32(_SHORTEST), LONGEST // 2)),
+            jnp.zeros(rows, jnp.int32),
         )
 
     def after(self, saved: Array, cost: Array) -> Rest:
