@@ -39,12 +39,14 @@ def quick_jit(function: Callable[..., Any], arrays: object, **others: Any) -> An
 def options(arrays: object) -> dict[str, Any] | None:
     """Returns XLA's options for a program of arrays like these.
 
-    There are none for a platform other than a CPU, for narrow floats, where `XLA_FLAGS` sets the
-    option, for an XLA that does not know it, and inside of a traced function.
+    There are none for a platform other than a CPU, for several devices, for narrow floats, where
+    `XLA_FLAGS` sets the option, for an XLA that does not know it, and inside of a traced function.
     """
     dtypes = set[Any]()
     for leaf in jax.tree.leaves(arrays):
         if isinstance(leaf, Tracer):
+            return None
+        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
             return None
         dtypes.add(getattr(leaf, "dtype", None))
     dtypes -= {None, *_WIDE}

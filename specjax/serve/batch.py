@@ -139,7 +139,7 @@ class Device:
         self._read = quick_jit(self._read_on, params, donate_argnums=(1, 2))
         self._read_rows = quick_jit(self._rows_read_on, params, donate_argnums=(1, 2))
         self._together = frozenset[int]()  # widths of passes that may have several rows
-        self._begin = quick_jit(self._begun, params)
+        self._begin = jax.jit(self._begun)  # is traced once, as a part of `_insert`
         self._insert = jax.jit(self._inserted, donate_argnums=0)
         self._layout: tuple[NamedSharding | None, ...] | None = None  # of the batch
         # The turn before may have no news yet when a turn is asked for its own.
@@ -163,7 +163,6 @@ class Device:
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
         # Of the rows that wait, those that were done before, and those that are.
         self._resumed = jax.jit(lambda *three: self._places.rows(jnp.where(*three)))
-        self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
         self._decoders = {
             width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))
             for width in self._widths()
@@ -236,7 +235,8 @@ class Device:
                 for width in widths(self.chunk)
                 if 2 * width >= self.chunk and self._is_alike(width)
             )
-        self.state = self._tile(self._begin(self.params, reading, *self._inputs(row)))
+        begun = self._begin.eval_shape(self.params, reading, *self._inputs(row))
+        self.state = jax.jit(lambda: self._places.batch(_blank(self.slots, begun)))()
         self._layout = layout(self.state)
         if self.pages is not None:
             table = np.zeros((self.slots, self.pages.of_a_row), np.int32)
@@ -249,6 +249,8 @@ class Device:
                 self.snapshot(reading)
         elif self.copies:
             self.copy(0, 0)
+        for slot in range(1, self.slots):
+            self.insert(slot, reading, row)
         # Twice on a mesh: XLA may write the shardings of its first results in another way.
         for _ in range(1 if self._places.mesh is None else 2):
             self.insert(0, reading, row)
@@ -419,7 +421,7 @@ class Device:
         # The programs reuse these traces.
         reading = self._empty.eval_shape(self.params)
         one = self._begin.eval_shape(self.params, reading, *self._inputs(row))
-        batch = self._tile.eval_shape(one)
+        batch = jax.eval_shape(lambda: self._places.batch(_blank(self.slots, one)))
         mesh, several = self._places.mesh, self.several
         logits = self.slots * several.num_nodes * self.decoder.target.vocab_size * 4
         logits //= 1 if mesh is None else mesh.size if self._places.target else row_parts(mesh)
@@ -548,7 +550,7 @@ class Device:
         """The number of programs that were compiled for this engine so far, except for `run`."""
         programs = (
             self._empty, self._read, self._read_rows, self._insert, self._peek, self._recorded,
-            self._copy, self._end, self._resumed, self._tile, self._copy_page, self._clear,
+            self._copy, self._end, self._resumed, self._copy_page, self._clear,
             self._tables, self._table, self._snapshot,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
@@ -646,7 +648,7 @@ class Device:
     def _inserted(
         self, state: DecodeState, slot: Array, params: Params, reading: Reading, *inputs: Any
     ) -> DecodeState:
-        return put_row(self._layout, state, slot, self._begun(params, reading, *inputs))
+        return put_row(self._layout, state, slot, self._begin(params, reading, *inputs))
 
     def _observed(
         self, processors: Processors, text: Array, start: Array, count: Array, eos: Array
@@ -671,10 +673,9 @@ class Device:
         return jax.lax.while_loop(lambda carry: carry[0], turn, (count > 0, begun))[1]
 
 
-def _tiled(slots: int, row: DecodeState) -> DecodeState:
-    """Returns a batch of copies of `row`, all of which are done."""
-    state = jax.tree.map(lambda x: x[jnp.zeros(slots, jnp.int32)], row)
-    return dataclasses.replace(state, done=jnp.ones(slots, bool))
+def _blank(slots: int, row: DecodeState) -> DecodeState:
+    """Returns a batch of `slots` rows with the shapes of `row`, in which all numbers are 0."""
+    return jax.tree.map(lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype), row)
 
 
 def _peek(
