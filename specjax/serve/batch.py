@@ -226,7 +226,7 @@ class Device:
                 for width in widths(self.chunk)
                 if 2 * width >= self.chunk and self._is_alike(width)
             )
-        self.state = self._tile(self._begin(self.params, reading, *self._inputs(row)))
+        self.state = self._tile(self._begin(reading, *self._inputs(row)))
         self._layout = layout(self.state)
         if self.pages is not None:
             table = np.zeros((self.slots, self.pages.of_a_row), np.int32)
@@ -408,7 +408,7 @@ class Device:
         """
         # The programs reuse these traces.
         reading = self._empty.eval_shape(self.params)
-        one = self._begin.eval_shape(self.params, reading, *self._inputs(row))
+        one = self._begin.eval_shape(reading, *self._inputs(row))
         batch = self._tile.eval_shape(one)
         mesh, several = self._places.mesh, self.several
         logits = self.slots * several.num_nodes * self.decoder.target.vocab_size * 4
@@ -456,7 +456,7 @@ class Device:
     def insert(self, slot: int, reading: Reading, row: Row) -> None:
         """Puts a row whose prompt is read into a slot."""
         assert self.state is not None
-        given = self.params, reading, *self._inputs(row)
+        given = reading, *self._inputs(row)
         self.state = self._insert(self.state, np.int32(slot), *given)
         needed = max([1, *(self.several.parts[part].num_nodes for part in self.parts_of(row))])
         self._width[slot] = min(width for width in self._decoders if width >= needed)
@@ -582,7 +582,6 @@ class Device:
 
     def _begun(
         self,
-        params: Params,
         reading: Reading,
         prompt: Array,
         numbers: Array,
@@ -624,9 +623,9 @@ class Device:
         return self._places.row(state)
 
     def _inserted(
-        self, state: DecodeState, slot: Array, params: Params, reading: Reading, *inputs: Any
+        self, state: DecodeState, slot: Array, reading: Reading, *inputs: Any
     ) -> DecodeState:
-        return put_row(self._layout, state, slot, self._begun(params, reading, *inputs))
+        return put_row(self._layout, state, slot, self._begun(reading, *inputs))
 
     def _observed(
         self, processors: Processors, text: Array, start: Array, count: Array, eos: Array

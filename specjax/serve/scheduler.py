@@ -763,7 +763,9 @@ class Scheduler:
         for number, slot in enumerate(self._slots):
             if not row.uses <= slot.uses or salt != slot.salt:
                 continue
-            most = max(0, min(len(slot.prompt) - 1, len(row.tokens) - 2))
+            most = min(len(slot.prompt) - 1, len(row.tokens) - 2)
+            if most < chunk:
+                continue
             same = slot.prompt[:most] == row.tokens[:most]
             shared = most if same.all() else int(same.argmin())
             whole_chunks = shared // chunk * chunk
