@@ -38,6 +38,7 @@ from jax.sharding import NamedSharding
 
 from specjax._internal.quick_code import quick_jit
 from specjax.caches import (
+    Joint,
     Pool,
     cleared,
     copied_page,
@@ -58,13 +59,14 @@ from specjax.parallel import (
 )
 from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
+from specjax.serve.news import News, news_of, peeked, recorded
 from specjax.serve.page_sizes import PageSizes, caches
-from specjax.serve.per_row import PLAIN, PerRow, SeveralState, expected_document
+from specjax.serve.per_row import PLAIN, PerRow, expected_document
 from specjax.serve.reading import Reader, Reading, padded, widths
 from specjax.serve.shardings import Shardings
-from specjax.types import DecodeState, Params, Stats
+from specjax.types import DecodeState, Params
 
-MOST_STEPS = 16
+MOST_STEPS = 32
 """The most steps in a turn."""
 
 _EMPTY_TURNS = 9
@@ -75,8 +77,6 @@ ROWS = 4
 
 SNAPSHOTS = 2
 """The snapshots of prompts that an engine keeps, in those that its slots hold (2)."""
-
-_COUNTS = len(dataclasses.fields(Stats))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,17 +104,6 @@ class Row:
         return frozenset(self.choice) - {PLAIN}
 
 
-@dataclasses.dataclass(frozen=True)
-class News:
-    """The new tokens of one slot, from `peek`."""
-
-    length: int
-    done: bool
-    tokens: list[int]
-    origin: list[int]
-    counts: tuple[int, ...]  # the fields of `Stats`, in their order
-
-
 class Device:
     """Holds the arrays of an engine and its programs.  Only one thread uses it."""
 
@@ -133,6 +122,7 @@ class Device:
         self._reader = Reader(decoder.target, several, decoder.capacity, chunk)
         self.pages = pages
         self.pools: list[Pool] = []
+        self._joint: Joint[DecodeState] | None = None
         self._at: tuple[NamedSharding | None, ...] | None = None  # where the pools are
         self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
@@ -144,8 +134,8 @@ class Device:
         self._layout: tuple[NamedSharding | None, ...] | None = None  # of the batch
         # The turn before may have no news yet when a turn is asked for its own.
         window = 2 * MOST_STEPS * (several.max_depth + 1)
-        self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
-        self._recorded = jax.jit(lambda *x: self._places.known(_recorded(window, *x)))
+        self._peek = jax.jit(lambda *x: self._places.known(peeked(window, *x)))
+        self._recorded = jax.jit(lambda *x: self._places.known(recorded(window, *x)))
         self._copy = jax.jit(self._copied if pages is None else self._first)
         self._snapshot = jax.jit(lambda reading: jax.tree.map(jnp.copy, reading))
         self._copy_page = jax.jit(
@@ -235,7 +225,7 @@ class Device:
                 for width in widths(self.chunk)
                 if 2 * width >= self.chunk and self._is_alike(width)
             )
-        begun = self._begin.eval_shape(self.params, reading, *self._inputs(row))
+        begun = self._begin.eval_shape(reading, *self._inputs(row))
         self.state = jax.jit(lambda: self._places.batch(_blank(self.slots, begun)))()
         self._layout = layout(self.state)
         if self.pages is not None:
@@ -420,7 +410,7 @@ class Device:
         """
         # The programs reuse these traces.
         reading = self._empty.eval_shape(self.params)
-        one = self._begin.eval_shape(self.params, reading, *self._inputs(row))
+        one = self._begin.eval_shape(reading, *self._inputs(row))
         batch = jax.eval_shape(lambda: self._places.batch(_blank(self.slots, one)))
         mesh, several = self._places.mesh, self.several
         logits = self.slots * several.num_nodes * self.decoder.target.vocab_size * 4
@@ -468,7 +458,7 @@ class Device:
     def insert(self, slot: int, reading: Reading, row: Row) -> None:
         """Puts a row whose prompt is read into a slot."""
         assert self.state is not None
-        given = self.params, reading, *self._inputs(row)
+        given = reading, *self._inputs(row)
         self.state = self._insert(self.state, np.int32(slot), *given)
         needed = max([1, *(self.several.parts[part].num_nodes for part in self.parts_of(row))])
         self._width[slot] = min(width for width in self._decoders if width >= needed)
@@ -493,12 +483,13 @@ class Device:
         if waiting is not None:
             state = dataclasses.replace(state, done=self._end(done, waiting))
         if self.pages is not None:
-            state = with_pages(state, self.pools)
+            self._joint = self._joint or Joint(state, self.pools)
+            state = self._joint.join(state, self.pools)
         if width not in self._runners:
             self._runners[width] = self._decoders[width].runner(self.params, state)
         state = self._runners[width](self.params, state, steps)
-        if self.pages is not None:
-            state, self.pools = without_pages(state)
+        if self._joint is not None:
+            state, self.pools = self._joint.part(state)
         if waiting is not None:
             state = dataclasses.replace(state, done=self._resumed(waiting, done, state.done))
         self.state = state
@@ -514,18 +505,7 @@ class Device:
         packed = self._peek(
             (state.tokens, state.length, state.done, state.stats, state.proposer), length, written
         )
-
-        def news() -> list[News]:
-            made = []
-            for before, line in zip(length.tolist(), np.asarray(packed).tolist(), strict=True):
-                counts, (now, done) = line[:_COUNTS], line[_COUNTS:][:2]
-                window = line[_COUNTS + 2 :]
-                new, half = now - before, len(window) // 2
-                tokens, origin = window[:half][:new], window[half:][:new]
-                made.append(News(now, bool(done), tokens, origin, tuple(counts)))
-            return made
-
-        return news
+        return lambda: news_of(np.asarray(packed), length)
 
     def recorded(self, slot: int, start: int) -> Callable[[], Logprobs | None]:
         """Asks for the log-probabilities of the new tokens of a slot, as `peek` for the tokens.
@@ -604,7 +584,6 @@ class Device:
 
     def _begun(
         self,
-        params: Params,
         reading: Reading,
         prompt: Array,
         numbers: Array,
@@ -646,9 +625,9 @@ class Device:
         return self._places.row(state)
 
     def _inserted(
-        self, state: DecodeState, slot: Array, params: Params, reading: Reading, *inputs: Any
+        self, state: DecodeState, slot: Array, reading: Reading, *inputs: Any
     ) -> DecodeState:
-        return put_row(self._layout, state, slot, self._begin(params, reading, *inputs))
+        return put_row(self._layout, state, slot, self._begin(reading, *inputs))
 
     def _observed(
         self, processors: Processors, text: Array, start: Array, count: Array, eos: Array
@@ -676,25 +655,3 @@ class Device:
 def _blank(slots: int, row: DecodeState) -> DecodeState:
     """Returns a batch of `slots` rows with the shapes of `row`, in which all numbers are 0."""
     return jax.tree.map(lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype), row)
-
-
-def _peek(
-    window: int,
-    state: tuple[Array, Array, Array, Stats, SeveralState],
-    length: Array,
-    written: Array,
-) -> Array:
-    tokens, now, done, stats, several = state
-
-    def cut(buffer: Array, start: Array) -> Array:
-        at = jnp.minimum(start[:, None] + jnp.arange(window), buffer.shape[1] - 1)
-        return jnp.take_along_axis(buffer, at, axis=1)
-
-    numbers = jnp.stack([*jax.tree.leaves(stats), now, done.astype(jnp.int32)], axis=1)
-    news = [numbers, cut(tokens, length), cut(several.origin, written)]
-    return jnp.concatenate(news, axis=1)
-
-
-def _recorded(window: int, logprobs: Logprobs, slot: Array, start: Array) -> Logprobs:
-    at = start + jnp.arange(window)
-    return jax.tree.map(lambda leaf: leaf[slot, jnp.minimum(at, leaf.shape[1] - 1)], logprobs)

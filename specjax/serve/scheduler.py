@@ -35,8 +35,9 @@ import numpy as np
 
 from specjax.decoding import Logprobs
 from specjax.generation import Prepared
-from specjax.serve.batch import MOST_STEPS, ROWS, Device, News, Row
+from specjax.serve.batch import MOST_STEPS, ROWS, Device, Row
 from specjax.serve.handle import Busy, Closed, Counts, End, Handle
+from specjax.serve.news import News
 from specjax.serve.paging import Paging, Running
 from specjax.serve.reading import Reading, prompt_passes
 
@@ -762,7 +763,9 @@ class Scheduler:
         for number, slot in enumerate(self._slots):
             if not row.uses <= slot.uses or salt != slot.salt:
                 continue
-            most = max(0, min(len(slot.prompt) - 1, len(row.tokens) - 2))
+            most = min(len(slot.prompt) - 1, len(row.tokens) - 2)
+            if most < chunk:
+                continue
             same = slot.prompt[:most] == row.tokens[:most]
             shared = most if same.all() else int(same.argmin())
             whole_chunks = shared // chunk * chunk
@@ -791,7 +794,8 @@ class Scheduler:
         handle, prepared, recorded = slot.handle, slot.prepared, None
         assert handle is not None and prepared is not None
         again = slot.length - known  # tokens of the turn before, which had no news then
-        new = dataclasses.replace(new, tokens=new.tokens[again:], origin=new.origin[again:])
+        if again:
+            new = dataclasses.replace(new, tokens=new.tokens[again:], origin=new.origin[again:])
         if handle.wants is not None and new.tokens:
             recorded = _part(logprobs(), again, new.length - known, handle.wants)
         before = slot.length, slot.written
@@ -822,8 +826,11 @@ class Scheduler:
         fresh, origin = new.tokens[again:], new.origin[again:]
         if handle.wants is not None and fresh:
             logprobs = _part(one.recorded, again, len(new.tokens), handle.wants)
-        tokens = [*handle.tokens, *fresh]
         news = fresh, origin, new.counts[2], logprobs
+        if not new.done and not prepared.texts.stops and before >= handle.delivered.count:
+            handle.extend(*news)
+            return
+        tokens = [*handle.tokens, *fresh]
         # Nobody may see the tokens before it is known whether they hold a stop string.
         text, stopped = "", False
         if new.done or prepared.texts.stops:

@@ -21,6 +21,7 @@ from specjax import Request
 from specjax.models import LanguageModel
 from specjax.serve import Busy, Closed, Engine, scheduler
 from specjax.serve.reading import passes, widths
+from specjax.serve.resuming import Delivered
 
 
 @functools.cache
@@ -260,7 +261,7 @@ class CancelledLate:
 
     def __init__(self) -> None:
         self.looks, self.tokens, self.heard = 0, [], []
-        self.delivered = types.SimpleNamespace(check=lambda *_: None)
+        self.delivered = Delivered()
 
     @property
     def cancelled(self) -> bool:
