@@ -12,9 +12,9 @@ _DEEP = 16
 and with fewer the sums are moved too often.
 """
 
-_MANY, _PANEL_DEEP = 12, 64
-"""More rows of x than these take all of the matrix panel by panel, and so many of its rows at once:
-the sums of a panel stay in the L1 cache, and few sums are moved.
+_MANY, _PANEL_DEEP = 24, 64
+"""More rows of x than these take all of the matrix panel by panel, and so many rows of it at once,
+copied.
 """
 
 _LINE = 16
@@ -89,12 +89,12 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
             with emit.loop(begin, stop, width) as (j, _, _):
                 place = b.gep(of.w, [j]), of.stride
                 if width == panel:
-                    with b.if_then(many):
+                    with b.if_then(panels):
                         copy(k, deep, j)
                     # LLVM takes its time for each loop over groups, so both kinds share one.
                     before = b.gep(packed, [b.sub(word(0), b.mul(k, word(panel)))])
                     mine = before, word(panel)
-                    place = tuple(b.select(many, *two) for two in zip(mine, place, strict=True))
+                    place = tuple(b.select(panels, *two) for two in zip(mine, place, strict=True))
                 # Columns behind the last vector are few, and LLVM takes its time for each size.
                 for group in groups if kind == vector else [(word(0), of.rows, 1)]:
                     with emit.loop(*group) as (m, _, _):
@@ -102,10 +102,10 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
             begin = stop
 
     groups = emit.groups(of.rows, most)
-    many = b.icmp_signed(">", of.rows, word(_MANY))
-    depth = b.select(many, word(_PANEL_DEEP), word(_DEEP))
-    ahead = b.select(many, b.mul(of.stride, word(_PANEL_DEEP)), word(panel))
-    at_once = b.select(many, word(panel), b.add(b.sub(end, start), word(1)))
+    panels = b.icmp_signed(">", of.rows, word(_MANY))
+    depth = b.select(panels, word(_PANEL_DEEP), word(_DEEP))
+    ahead = b.select(panels, b.mul(of.stride, word(_PANEL_DEEP)), word(panel))
+    at_once = b.select(panels, word(panel), b.add(b.sub(end, start), word(1)))
     with emit.loop(start, end, at_once) as (left, _, _):
         right = emit.least(b.add(left, at_once), end)
         with emit.loop(word(0), of.inner, depth) as (k, _, _):
