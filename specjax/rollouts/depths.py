@@ -25,6 +25,11 @@ _TOKEN = 0.1
 _KEPT = 5
 """The newest times of which the median counts: another process disturbs single ones."""
 
+_SURE = 3
+"""The fewest times of which the median counts even if it is longer than the estimate from others:
+the first ones are often disturbed, and what is thought slow is not measured again.
+"""
+
 _RENEWED = 32
 """Turns after which estimates of times follow the times that are known."""
 
@@ -226,18 +231,20 @@ class Depths:
 
     def _seconds(self, size: int, depth: int) -> float:
         """Returns the time of a step: the median of its newest ones, or an estimate."""
-        if (size, depth) in self._typical_times:
-            return self._typical_times[size, depth]
+        measured = self._typical_times.get((size, depth), float("inf"))
+        if len(self._times.get((size, depth), ())) >= _SURE:
+            return measured
         if (size, depth) not in self._estimates:
             self._estimates[size, depth] = self._estimate(size, depth)
-        return self._estimates[size, depth]
+        return min(measured, self._estimates[size, depth])
 
     def _estimate(self, size: int, depth: int) -> float:
-        """Returns the time of a step with numbers of rows and drafts that none has had."""
-        known = self._typical_times
+        """Returns the time of a step with numbers of rows and drafts that hardly any has had."""
+        others = {case: t for case, t in self._typical_times.items() if case != (size, depth)}
+        known = {case: t for case, t in others.items() if len(self._times[case]) >= _SURE} or others
         tokens = size * (depth + 1)
         if not known:
-            return 1 + _TOKEN * tokens
+            return self._typical_times.get((size, depth), 1 + _TOKEN * tokens)
         read = np.array([rows * (drafts + 1) for rows, drafts in known], float)
         times = np.array([*known.values()])
         if len(set(read)) == 1:
