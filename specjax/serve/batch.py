@@ -66,7 +66,7 @@ from specjax.serve.reading import Reader, Reading, padded, widths
 from specjax.serve.shardings import Shardings
 from specjax.types import DecodeState, Params
 
-MOST_STEPS = 32
+MOST_STEPS = 48
 """The most steps in a turn."""
 
 _EMPTY_TURNS = 9
