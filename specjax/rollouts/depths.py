@@ -94,8 +94,9 @@ class Depths:
     While a row follows its expected text, its a is the share of tokens that were expected after
     such ones, in this row and in all.  After another token it follows from the drafts that were
     accepted since.  What is looked up is tried again after some plain decoding, which takes at most
-    a two-hundredth of the time.  Times that are not known yet are estimated from others.  The first
-    turn with a number of rows and of drafts compiles, so its time does not count.
+    a two-hundredth of the time.  Times that are not known yet are estimated from others, and so are
+    those that were measured less than `_SURE` times, if the estimate is shorter.  The first turn
+    with a number of rows and of drafts compiles, so its time does not count.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Depths:
         )
         self._turns = collections.Counter[int]()  # with drafts, by rows
         self._typical_times = dict[tuple[int, int], float]()
-        self._estimates = dict[tuple[int, int], float]()  # of times that are not known
+        self._estimates = dict[tuple[int, int], float]()  # of times that are not known well
         self._until = 0  # turns until they are made again
         self._compiled = set[tuple[int, int]]()
         self._typical, self._lost, self._others, self._most = 0.9, 0.5, others, 0
