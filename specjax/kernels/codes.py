@@ -294,7 +294,7 @@ class _Part(Beside):
                 beside = [self._beside(j, group, piece) for j in columns]
                 zeros = [zero for _, zero in beside]
                 sums: list[Value] = [None] * (rows * outputs)
-                if blocks <= _UNROLLED:
+                if blocks <= _UNROLLED and not coding.cut:
                     for i in range(blocks):
                         add(b.add(begin, word(i * coding.block)), piece, zeros, sums)
                 else:
@@ -314,6 +314,7 @@ class _Part(Beside):
             span = max(coding.block, coding.group)
             with emit.loop(word(0), self.inner, span, empty) as (begin, now, following):
                 end = b.add(begin, word(span))
+                end = emit.least(end, self.inner) if coding.cut else end
                 following[:] = add_span(begin, end, span // coding.block, list(now))
         for k, total in enumerate(now):
             r, c = divmod(k, outputs)

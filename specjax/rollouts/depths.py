@@ -12,8 +12,8 @@ import numpy as np
 
 _WIDTHS = (1, 6, 12, 16, 32)
 """Numbers of tokens that a pass reads of a row, up to the number of drafts and one: four rows of 12
-tokens, or eight of 6, are the most for which a CPU's products are those of few rows, and 16 tokens
-of a row are the most for which its attention is.
+tokens, or eight of 6, are the most for which every CPU with AVX-512 has kernels for products in
+float32, and 16 tokens of a row are the most for which it has one for attention.
 """
 
 _WIDE = 64
@@ -94,8 +94,9 @@ class Depths:
     While a row follows its expected text, its a is the share of tokens that were expected after
     such ones, in this row and in all.  After another token it follows from the drafts that were
     accepted since.  What is looked up is tried again after some plain decoding, which takes at most
-    a two-hundredth of the time.  Times that are not known yet are estimated from others.  The first
-    turn with a number of rows and of drafts compiles, so its time does not count.
+    a two-hundredth of the time.  Times that are not known yet are estimated from others, and so are
+    those that were measured less than `_SURE` times, if the estimate is shorter.  The first turn
+    with a number of rows and of drafts compiles, so its time does not count.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Depths:
         )
         self._turns = collections.Counter[int]()  # with drafts, by rows
         self._typical_times = dict[tuple[int, int], float]()
-        self._estimates = dict[tuple[int, int], float]()  # of times that are not known
+        self._estimates = dict[tuple[int, int], float]()  # of times that are not known well
         self._until = 0  # turns until they are made again
         self._compiled = set[tuple[int, int]]()
         self._typical, self._lost, self._others, self._most = 0.9, 0.5, others, 0
