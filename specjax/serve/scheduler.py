@@ -458,7 +458,8 @@ class Scheduler:
             return self._steps
         comes = any(number not in left for number in range(len(self._slots)))
         steps = -(-self._steps // 2) if comes else self._steps
-        if self._queue and self._step_seconds:
+        # Of a request that is read already only its slot is missing.
+        if (self._queue or self._admissions) and self._step_seconds:
             most = int(_OF_A_TEXT * self._mean_seconds / self._step_seconds)
             steps = min(steps, max(1, most))
         return steps
