@@ -33,6 +33,7 @@ def on_device(number: np.ndarray) -> jax.Array:
         number.shape,
         number.dtype,
         getattr(jax.config, "jax_default_device", None),
+        getattr(jax.config, "jax_enable_x64", False),  # without it JAX makes 32 bits of 64
     )
     with _lock:
         made = _held.get(key)
