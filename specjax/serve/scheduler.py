@@ -528,7 +528,8 @@ class Scheduler:
     def _make_room(self, steps: int) -> int:
         """Gives the rows pages for the coming steps, and returns how many steps there will be.
 
-        If pages run out, the youngest request gives its pages back, waits, and is read again.
+        If pages run out, there are fewer steps.  If there are too few for one, the youngest request
+        gives its pages back, waits, and is read again.
         """
         assert self._paging is not None
         while True:
@@ -540,7 +541,7 @@ class Scheduler:
             if self._paging.cover(running, steps):
                 break
             if steps > 1:
-                steps = 1
+                steps //= 2
             else:
                 self._set_back()
         self._paging.place()
