@@ -21,9 +21,9 @@ _lock = threading.Lock()
 
 
 def on_device(number: np.ndarray) -> jax.Array:
-    """Returns `jax.device_put(number)`, of an equal array from before if there is one.
+    """Returns `jax.device_put(number)`, or what it returned for an equal array before.
 
-    It is not to be donated or deleted, since others may have it.
+    Nobody may donate or delete the result, since others have it too.
 
     Args:
       number: an array of few bytes, which are the key.
@@ -33,6 +33,7 @@ def on_device(number: np.ndarray) -> jax.Array:
         number.shape,
         number.dtype,
         getattr(jax.config, "jax_default_device", None),
+        getattr(jax.config, "jax_enable_x64", False),  # without it JAX makes 32 bits of 64
     )
     with _lock:
         made = _held.get(key)

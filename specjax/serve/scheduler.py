@@ -458,7 +458,8 @@ class Scheduler:
             return self._steps
         comes = any(number not in left for number in range(len(self._slots)))
         steps = -(-self._steps // 2) if comes else self._steps
-        if self._queue and self._step_seconds:
+        # Of a request that is read already only its slot is missing.
+        if (self._queue or self._admissions) and self._step_seconds:
             most = int(_OF_A_TEXT * self._mean_seconds / self._step_seconds)
             steps = min(steps, max(1, most))
         return steps
@@ -527,7 +528,8 @@ class Scheduler:
     def _make_room(self, steps: int) -> int:
         """Gives the rows pages for the coming steps, and returns how many steps there will be.
 
-        If pages run out, the youngest request gives its pages back, waits, and is read again.
+        If pages run out, there are fewer steps.  If there are too few for one, the youngest request
+        gives its pages back, waits, and is read again.
         """
         assert self._paging is not None
         while True:
@@ -539,7 +541,7 @@ class Scheduler:
             if self._paging.cover(running, steps):
                 break
             if steps > 1:
-                steps = 1
+                steps //= 2
             else:
                 self._set_back()
         self._paging.place()

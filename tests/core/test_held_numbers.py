@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from enumeration import enable_x64
 
 from specjax._internal import held_numbers
 from specjax._internal.held_numbers import on_device
@@ -48,6 +49,15 @@ def test_another_default_device_has_arrays_of_its_own():
         other = on_device(number)
     assert other is not made and other.devices() == {jax.devices()[-1]}
     assert on_device(number) is made
+
+
+def test_numbers_of_64_bits_are_those_of_the_setting():
+    number = np.array([0.1], np.float64)
+    short = on_device(number)
+    with enable_x64(True):
+        whole = on_device(number)
+        assert whole.dtype == number.dtype and np.asarray(whole) == number
+    assert short.dtype == np.float32 and on_device(number) is short
 
 
 def test_few_are_held():
