@@ -181,7 +181,7 @@ class Handle:
         self.cancelled = False  # the engine looks at it before every turn
 
     def cancel(self) -> None:
-        """Stops this text.  Its slot is free after the running turn."""
+        """Stops this text.  Its slot is free after two turns at most: the running and the next one."""
         self.cancelled = True
 
     def done(self) -> bool:
