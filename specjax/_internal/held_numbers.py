@@ -1,7 +1,7 @@
 """Small arrays of numbers that are put onto the device once, and not again by each call.
 
-To put one there takes the host some 20 microseconds, and a call has several whose values are those
-of the call before.
+A transfer takes the host some 20 microseconds, and several arrays of a call have the values that
+they had in the call before.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 XLA:CPU has two writers of fused loops.  With the older one the default loop of the shipped target
 compiles in 0.9 s of CPU in the place of 2.1, and its steps take the same time.  In bfloat16 that
 writer's code takes up to 1.4 times as long, so there XLA's default stays.  Programs that only move
-arrays compile slower with it, and have the default too.
+arrays, and those over several devices, compile slower with it and have the default too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def options(arrays: object) -> dict[str, Any] | None:
     There are none for a platform other than a CPU, for several devices, for narrow floats, where
     `XLA_FLAGS` sets the option, for an XLA that does not know it, and inside of a traced function.
     """
-    # Every call does this, so few operations are made for each leaf.
+    # This runs in every call, so it does little for each leaf.
     leaves = jax.tree.leaves(arrays)
     kinds = set(map(type, leaves))
     if any(issubclass(kind, Tracer) for kind in kinds):

@@ -56,7 +56,7 @@ class Logprobs:
             found = (_of_tokens(x.astype(jnp.float32), path, tokens) for x in (logits, warped))
             return *found, none.astype(jnp.int32), none
 
-        # A path through all nodes, as that of a chain, would copy all logits.
+        # A gather along the path of a chain, which has all nodes, would copy all logits.
         if num_top == 0 and logits.shape[1] <= path.shape[1]:
             return cls(*on_cpu(at_nodes, at_path, logits, warped, path, tokens))
         return cls(*at_path(logits, warped, path, tokens))

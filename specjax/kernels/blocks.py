@@ -13,8 +13,8 @@ and with fewer the sums are moved too often.
 """
 
 _MANY, _PANEL_DEEP = 24, 64
-"""More rows of x than these take all of the matrix panel by panel, and so many rows of it at once,
-copied.
+"""More than `_MANY` rows of x are multiplied panel by panel: `_PANEL_DEEP` rows of a few columns of
+the matrix are copied, and then all rows of x pass.
 """
 
 _LINE = 16
@@ -24,8 +24,8 @@ _LINE = 16
 def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
     """Multiplies many rows of x, for which most of the time goes into multiplying.
 
-    The sums of a group of rows, for a few neighbouring columns, stay in registers while some rows
-    of the matrix pass.  Meanwhile what comes next is prefetched, since the processor does not
+    The sums of a group of rows, for a few neighbouring columns, stay in registers while a few
+    rows of the matrix pass.  Meanwhile what comes next is prefetched, since the processor does not
     predict it.  These are the next columns of the same rows; for more than `_MANY` rows of x, the
     next rows of the same columns, which are a panel.  Either order adds the same terms to a sum
     one after the other.

@@ -396,5 +396,5 @@ def _size(mesh: Mesh, axes: tuple[str, ...]) -> int:
 def _named(leaf: object) -> NamedSharding | None:
     """Returns the sharding of an array, or of the shape of one, on a mesh."""
     sharding = getattr(leaf, "sharding", None)
-    # The kind of an array is asked last: most have no mesh, and that question takes long.
+    # Most arrays have no mesh, and the test for a tracer is slow: so it comes last.
     return None if not isinstance(sharding, NamedSharding) or isinstance(leaf, Tracer) else sharding

@@ -181,7 +181,7 @@ class Handle:
         self.cancelled = False  # the engine looks at it before every turn
 
     def cancel(self) -> None:
-        """Stops this text.  Its slot is free after two turns at most: the running and the next one."""
+        """Stops this text.  Its slot is free after at most two turns: this one and the next."""
         self.cancelled = True
 
     def done(self) -> bool:

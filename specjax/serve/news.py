@@ -2,7 +2,7 @@
 
     counts | length, done | the new tokens, and what follows them | their origins
 
-A device makes one line for each slot, `peeked`, and the host reads them, `news_of`.
+`peeked` makes a line of numbers for each slot on the device, and `news_of` reads them on the host.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def news_of(lines: np.ndarray, length: np.ndarray) -> list[News]:
     half = (lines.shape[1] - _COUNTS - 2) // 2
     for before, (*counts, now, done), line in zip(length.tolist(), numbers, lines, strict=True):
         window = line[_COUNTS + 2 :]
-        # Lists of the new ones alone: the window has room for many more.
+        # Only the new tokens become lists, since the window has room for many more.
         tokens, origin = (x[: now - before].tolist() for x in (window, window[half:]))
         made.append(News(now, bool(done), tokens, origin, tuple(counts)))
     return made

@@ -62,13 +62,13 @@ and where it does not.
 _LONGEST = 0.04
 """The most seconds of a turn, as far as its steps can be cut: who comes waits for its end.
 
-After a turn the host and its clients take the cores of a CPU for a while, and a step of that time
-takes twice as long: turns of 0.025 s wrote 5 % less.
+After a turn the host and its clients take the cores of a CPU for a while, so fewer turns leave more
+time to the steps.
 """
 
 _OF_A_TEXT = 1 / 8
-"""The most seconds of a turn in those of a text, while a request waits: a row may end early, and
-its slot is idle until the next turn.
+"""The longest turn while a request waits, as a share of the mean time of a text: a row may end
+early, and its slot is idle until the next turn.
 """
 
 _ASKED_BEFORE = 0.5
@@ -451,14 +451,15 @@ class Scheduler:
     def _steps_now(self, left: Collection[int]) -> int:
         """Returns the steps of a turn of the slots `left`: half as many while another one is free.
 
-        A request may come for it.  While one waits, a turn is also short beside a text.  A turn of
-        an accelerator is short anyway, and half of it may be less than the host needs.
+        A request may come for it.  While a request waits, a turn takes at most `_OF_A_TEXT` of the
+        time of a text.  On an accelerator all turns are whole: they are short, and half of one may
+        be less than the host needs.
         """
         if self._device.pads:
             return self._steps
         comes = any(number not in left for number in range(len(self._slots)))
         steps = -(-self._steps // 2) if comes else self._steps
-        # Of a request that is read already only its slot is missing.
+        # The prompts of `_admissions` are read already, and their requests wait for a slot.
         if (self._queue or self._admissions) and self._step_seconds:
             most = int(_OF_A_TEXT * self._mean_seconds / self._step_seconds)
             steps = min(steps, max(1, most))
