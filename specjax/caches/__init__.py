@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         with_node,
     )
     from specjax.caches.pages import (
+        Joint,
         Paged,
         PagedCache,
         Pages,
@@ -54,6 +55,7 @@ __all__ = [
     "Both",
     "BranchCache",
     "HybridCache",
+    "Joint",
     "KVCache",
     "LayerState",
     "Memory",
