@@ -6,6 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
+    from specjax.caches.choosing import ChoosingCache, chunks_of_turn, summarised
     from specjax.caches.going_back import kept, restored
     from specjax.caches.hybrid import Both, HybridCache, Written
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
@@ -54,6 +55,7 @@ __all__ = [
     "SPARE_SLOTS",
     "Both",
     "BranchCache",
+    "ChoosingCache",
     "HybridCache",
     "Joint",
     "KVCache",
@@ -70,6 +72,7 @@ __all__ = [
     "advanced",
     "as_read",
     "can_have_pages",
+    "chunks_of_turn",
     "cleared",
     "copied_page",
     "decayed",
@@ -88,6 +91,7 @@ __all__ = [
     "stage",
     "stored",
     "stored_size",
+    "summarised",
     "visible_slots",
     "with_node",
     "with_pages",

@@ -90,6 +90,12 @@ class Pages:
         page = _pages_at(self.table, slots, self.page)
         return self.pool[page, :, slots % self.page].swapaxes(1, 2)
 
+    def at_of_heads(self, slots: Array) -> Array:
+        """Returns the rows [B, K, N, D] of the slots [B, K or 1, N], which differ by head."""
+        page = jnp.take_along_axis(self.table[:, None], slots // self.page, axis=2)
+        heads = jnp.arange(self.pool.shape[1])[:, None]
+        return self.pool[page, heads, slots % self.page]
+
 
 def _pages_at(table: Array, slots: Array, page: int) -> Array:
     """Returns the page of each of the slots [B, N]; 0 for those behind the table."""

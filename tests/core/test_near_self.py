@@ -25,28 +25,35 @@ SHAPES = {
 
 
 @functools.cache
-def decoder(shape, window, rule="match"):
-    proposer = SHAPES[shape](NearSelfSource(MODEL, window, sinks=1))
+def decoder(shape, window, rule="match", selected=0, chunk=2):
+    source = NearSelfSource(MODEL, window, sinks=1, selected=selected, chunk=chunk)
+    proposer = SHAPES[shape](source)
     return Decoder(MODEL, proposer, RULES[rule](), (toys.EOS,), toys.CAPACITY)
 
 
 PARAMS = Params(toys.weights(), toys.weights())
 
 
+@pytest.mark.parametrize("selected", [0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_text_is_that_of_plain_decoding(shape):
+def test_the_text_is_that_of_plain_decoding(shape, selected):
     """Few tokens are seen, so some drafts are wrong, in rows of different lengths."""
-    dec = decoder(shape, 3)
+    dec = decoder(shape, 3, selected=selected)
     state = dec.run(PARAMS, toys.prefill(dec, PARAMS))
     assert toys.texts(state) == toys.decoded("none", "match")[0]
     accepted, tested = (np.asarray(x).sum() for x in (state.stats.accepted, state.stats.tested))
     assert 0 < accepted < tested
 
 
-def test_with_all_tokens_every_draft_is_right():
-    """Then it is the target itself, at its own positions."""
-    dec = decoder("chain", toys.CAPACITY)
-    state = dec.run(PARAMS, toys.prefill(dec, PARAMS))
+@pytest.mark.parametrize("rule", toys.NOISE_KINDS)
+@pytest.mark.parametrize(("window", "selected"), [(toys.CAPACITY, 0), (1, toys.CAPACITY // 3)])
+def test_with_all_tokens_every_draft_is_right(window, selected, rule):
+    """Then it is the target itself, at its own positions; drafts and the text share no noise under
+    `rejection`, and both distributions are the same."""
+    dec = decoder("chain", window, rule, selected, chunk=3)
+    state = dec.run(PARAMS, toys.prefill(dec, PARAMS, temperature=0.8))
+    if rule == "match":
+        assert toys.texts(state) == toys.decoded("none", "match", 0.8)[0]
     assert int(state.stats.accepted.sum()) == int(state.stats.tested.sum()) > 0
 
 
