@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax._internal.platforms import platform_of_shapes
-from specjax.caches.kv import _GPU_SLOTS, SPARE_SLOTS, KVCache
+from specjax.caches.kv import SPARE_SLOTS, KVCache, whole_slots
 from specjax.caches.pages import Pages
 from specjax.caches.rounded import as_read
 
@@ -69,6 +68,18 @@ def _taken(part: Array | Pages, index: Array) -> Array:
     if isinstance(part, Pages):
         return part.at_of_heads(index)
     return jnp.take_along_axis(part, index[..., None], axis=2)
+
+
+def _best(bounds: Array, count: int, split: bool) -> Array:
+    """Returns the places of the greatest bounds [..., C], best first.
+
+    Args:
+      split: the heads are on several devices, to which `top_k` would send all bounds.
+    """
+    if not split:
+        return jax.lax.top_k(bounds, count)[1]
+    places = jnp.broadcast_to(jnp.arange(bounds.shape[-1]), bounds.shape)
+    return jax.lax.sort((-bounds, places), num_keys=1)[1][..., :count]
 
 
 @struct.dataclass
@@ -126,7 +137,7 @@ class ChoosingCache:
         between, kept = self._counts()
         bounds = self._bounds(query, between)
         most = bounds.shape[2]
-        ranked = jax.lax.top_k(bounds, min(self.selected, most))[1]
+        ranked = _best(bounds, min(self.selected, most), self.cache.sharding is not None)
         order = jnp.arange(ranked.shape[2])
         # In the order of the text; those that a row of few chunks lacks are the last.
         order = jnp.sort(jnp.where(order < kept[:, None, None], ranked, most), axis=2)
@@ -153,12 +164,9 @@ class ChoosingCache:
         return min(most, self.cache.capacity)
 
     def _free_slots(self) -> int:
-        """Returns the slots behind those, on a GPU so many that all are a multiple of 128."""
-        free = self.room + SPARE_SLOTS
+        """Returns the slots behind those."""
         kept = self._kept_slots()
-        if platform_of_shapes() == "gpu":
-            free = -(-(kept + free) // _GPU_SLOTS) * _GPU_SLOTS - kept
-        return free
+        return whole_slots(kept + self.room + SPARE_SLOTS) - kept
 
     def _bounds(self, query: Array, between: Array) -> Array:
         """Returns [B, K, C] float32: of all scores of a chunk's keys; -inf: it is none of them."""

@@ -11,8 +11,7 @@ from jax import Array
 from specjax._internal.checks import counts, settle, within
 from specjax.caches import ChoosingCache, KVCache, chunks_of_turn, summarised
 from specjax.contract import Context, Loaded, Lookahead, Model, Source
-from specjax.models import LinenModel, TransformerConfig
-from specjax.models.mixers import AttentionSizes
+from specjax.models import AttentionSizes, LinenModel, TransformerConfig
 from specjax.proposers import Chain
 from specjax.types import Block, Proposal, Weights
 
@@ -63,7 +62,6 @@ class NearSelfSource(Source[Weights, KVCache | tuple[()], NearReading]):
     room: int = 64
     selected: int = 0
     chunk: int = 32
-    resumes = True
 
     def __post_init__(self) -> None:
         counts(
@@ -105,7 +103,8 @@ class NearSelfSource(Source[Weights, KVCache | tuple[()], NearReading]):
             ),
         )
         # The bounds of chunks are a state; without them the state is the target's cache.
-        self.declare(vocab_size=self.target.vocab_size, shares_cache=not self.selected)
+        own = bool(self.selected)
+        self.declare(vocab_size=self.target.vocab_size, shares_cache=not own, resumes=own)
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Weights:
         if self.target != target.model:

@@ -13,7 +13,7 @@ from toys import TRANSFORMERS as toys
 import specjax
 from specjax import RULES, Decoder, DynamicTree, KVCache, NearSelfSource, Params, StaticTree
 from specjax.methods import near_self
-from specjax.models import LinenModel
+from specjax.models import Latent, LinenModel, Transformer
 from specjax.proposers import Chain
 
 MODEL = toys.model()
@@ -104,6 +104,8 @@ def test_what_cannot_be_is_refused():
         ({"window": 0}, "window=0"),
         ({"window": 4, "sinks": -1}, "sinks=-1"),
         ({"window": 4, "room": 1}, "room=1"),
+        ({"window": 4, "selected": -1}, "selected=-1"),
+        ({"window": 4, "selected": 2, "chunk": 0}, "chunk=0"),
     ):
         with pytest.raises(ValueError, match=words):
             NearSelfSource(MODEL, **numbers)
@@ -111,6 +113,11 @@ def test_what_cannot_be_is_refused():
     for target, name in ((loaded, "LanguageModel"), (LinenModel(Plain()), "Plain")):
         with pytest.raises(ValueError, match=f"this one is a {name}: pass target.model of what"):
             NearSelfSource(target, 4)
+    config = dataclasses.replace(MODEL.module.config, num_layers=1, mixers=(Latent(8, 8, 8, 8),))
+    latent = LinenModel(Transformer(config))
+    assert NearSelfSource(latent, 4).shares_cache
+    with pytest.raises(ValueError, match="selected=2, and the target has latent attention"):
+        NearSelfSource(latent, 4, selected=2)
     dec = decoder("chain", 4)
     small = Chain(NearSelfSource(MODEL, 4, room=2), 4)
     small = dataclasses.replace(dec, proposer=small)
