@@ -69,23 +69,21 @@ def widened(
         "o_proj": (options.hidden_size, options.num_heads * head),
     }
     made = {}
-    for name, weight in weights.items():
+    for name, old in weights.items():
         kind = name.split(".")[-2]
-        old = weight.astype(np.float32)
         if kind.endswith("norm"):
             new = np.full(options.hidden_size, scale * old.mean(), np.float32)
             new[:narrow] = scale * old
-        elif kind == "embed_tokens":
-            new = np.zeros((old.shape[0], options.hidden_size), np.float32)
-            new[:, :narrow] = old
         else:
-            new = rng.normal(0, old.std(), sizes[kind]).astype(np.float32)
-            if kind in ("down_proj", "o_proj"):  # these write
-                new[:] = 0
+            outputs, inputs = old.shape
+            if kind == "embed_tokens":
+                new = np.zeros((outputs, options.hidden_size), np.float32)
+            elif kind in ("down_proj", "o_proj"):
+                new = np.zeros(sizes[kind], np.float32)
             else:
-                new[: old.shape[0], :narrow] = old
-                new[: old.shape[0], narrow:] *= 0.5
-            new[: old.shape[0], : old.shape[1]] = old
+                new = rng.normal(0, old.std(), sizes[kind]).astype(np.float32)
+                new[:outputs, inputs:] *= 0.5  # less noise, once training writes these inputs
+            new[:outputs, :inputs] = old
         made[name] = new
     return made, {
         **config,
@@ -101,16 +99,13 @@ def widened_head(
     weights: dict[str, np.ndarray], config: dict, embeddings: np.ndarray, options: Options
 ) -> tuple[dict[str, np.ndarray], dict]:
     """Returns an EAGLE-3 head that reads the wider target's states, with embeddings of its own."""
-    width = config["hidden_size"]
-    old = weights["fc.weight"]
-    new = np.random.default_rng(options.seed).normal(
-        0, old.std() / 2, (old.shape[0], 3, options.hidden_size)
-    )
-    new[:, :, :width] = old.reshape(old.shape[0], 3, width)
-    made = dict(weights)
-    made["fc.weight"] = new.reshape(old.shape[0], -1).astype(np.float32)
-    made["embed_tokens.weight"] = embeddings
-    return made, {**config, "target_hidden_size": options.hidden_size}
+    narrow, old = embeddings.shape[1], weights["fc.weight"]
+    split = old.reshape(len(old), -1, narrow)  # by the layers that it reads
+    rng = np.random.default_rng(options.seed)
+    new = rng.normal(0, old.std() / 2, (*split.shape[:2], options.hidden_size)).astype(np.float32)
+    new[:, :, :narrow] = split
+    made = {"fc.weight": new.reshape(len(old), -1), "embed_tokens.weight": embeddings}
+    return {**weights, **made}, {**config, "target_hidden_size": options.hidden_size}
 
 
 def read(folder: pathlib.Path) -> dict[str, np.ndarray]:

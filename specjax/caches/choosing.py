@@ -86,8 +86,8 @@ def _best(bounds: Array, count: int, split: bool) -> Array:
 class ChoosingCache:
     """What a pass over the pending tokens reads; it leaves a `KVCache` of what was chosen.
 
-    Attention calls `chosen` with its queries, and stages its tokens in the cache of one layer that
-    this returns.  A row of few tokens keeps all of them.
+    For each layer, attention calls `chosen` with its queries.  This returns the layer's cache, in
+    which attention stages its tokens.  A row of few tokens keeps all of them.
     """
 
     cache: KVCache  # committed tokens
@@ -139,7 +139,7 @@ class ChoosingCache:
         most = bounds.shape[2]
         ranked = _best(bounds, min(self.selected, most), self.cache.sharding is not None)
         order = jnp.arange(ranked.shape[2])
-        # In the order of the text; those that a row of few chunks lacks are the last.
+        # In the order of the text.  The places of a row that keeps fewer chunks are last.
         order = jnp.sort(jnp.where(order < kept[:, None, None], ranked, most), axis=2)
         slot = jnp.arange(self._kept_slots())
         number, within = jnp.divmod(jnp.maximum(slot - self.first, 0), self.chunk)

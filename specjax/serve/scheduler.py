@@ -62,8 +62,8 @@ and where it does not.
 _LONGEST = 0.04
 """The most seconds of a turn, as far as its steps can be cut: who comes waits for its end.
 
-After a turn the host and its clients take the cores of a CPU for a while, so fewer turns leave more
-time to the steps.
+After a turn the host and its clients take time on the cores of a CPU, so with fewer turns the steps
+have more of it.
 """
 
 _OF_A_TEXT = 1 / 8

@@ -136,8 +136,8 @@ FACT, NOTHING = ASKED, 2 * ASKED  # the first fact, and a token that says nothin
 def far():
     """A model of one layer without positions, whose next token stands in a fact of the text.
 
-    The residual stream has a part for what a token asks, one for what it answers to, one for what
-    it answers, and one for what attention has found.
+    The residual stream has four parts: the question of a token, the question to which a fact
+    belongs, the answer of that fact, and the answer that attention has found.
     """
     config = TransformerConfig(
         vocab_size=2 * ASKED + 1, hidden_size=4 * ASKED, mlp_size=1, num_layers=1, num_heads=1,

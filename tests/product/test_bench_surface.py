@@ -51,7 +51,7 @@ def test_a_window_bounds_what_drafts_need():
     chosen = [
         c["break_even"] for c in surface.predicted(dataclasses.replace(near, selected=16, chunk=64))
     ]
-    # Twice the tokens and the bounds are read, and there is no more than the whole text.
+    # Chunks and their bounds are read besides the window, but never more than the whole text.
     assert all(a < b for a, b in zip(own[1:], chosen[1:], strict=True)) and chosen[-1] < 1.4
     with pytest.raises(ValueError, match="add --draft self"):
         surface.SurfaceOptions(selected=2)

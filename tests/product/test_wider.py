@@ -50,6 +50,23 @@ def test_all_weights_learn_within_three_steps(folder):
             assert (seen > 0).mean() > 0.9, path
 
 
+def test_a_head_drafts_the_same_for_the_wider_target(tmp_path):
+    """It reads states that are those of the narrow target, with zeros behind them."""
+    target, head = specjax.shipped("pycode/target"), specjax.shipped("pycode/eagle3")
+    wider.main(wider.Options(target, tmp_path / "target"))
+    wider.main(wider.Options(head, tmp_path / "head", like=target))
+    made = [
+        specjax.generate(
+            (loaded := specjax.load(folder, "float32")), "import os\n", max_new_tokens=32,
+            drafter=specjax.load_drafter(drafter, loaded), temperature=0.0, eos=[],
+        )
+        for folder, drafter in ((target, head), (tmp_path / "target", tmp_path / "head"))
+    ]  # fmt: skip
+    narrow, wide = made
+    assert wide.tokens == narrow.tokens
+    assert wide.stats.accepted == narrow.stats.accepted > 0
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     source = specjax.shipped("tiny/target")
     for sizes, words in (({"hidden_size": 32}, "wider already"), ({"num_heads": 5}, "num_heads=5")):
