@@ -265,7 +265,11 @@ def warp(logits: Array, sampling: Sampling, triton: bool = False) -> Array:
             least = jnp.maximum(least, found)
         return least
 
-    greatest = argmax(logits)
+    def of_greedy(greedy: Array, x: Array) -> Array:
+        return jax.lax.cond(greedy.any(), argmax, lambda x: jnp.zeros(x.shape[:-1], jnp.int32), x)
+
+    # A CPU takes a twentieth of a wide pass to find what only greedy rows and kernels ask for.
+    greatest = on_cpu(of_greedy, lambda greedy, x: argmax(x), greedy, logits)
 
     def filtered(x: Array) -> Array:
         if not triton:
@@ -357,40 +361,48 @@ def _threshold(x: Array, terms: Callable[[Array], Array], wanted: Array | _Host)
     return jnp.where(found == 0, -jnp.inf, jax.lax.bitcast_convert_type(bits, jnp.float32))
 
 
-def _gumbel(key: Array, size: int) -> Array:
-    """Returns Gumbel noise [size] of a key, by the bits of `jax.random.bits`.
+def _gumbel(key: Array, number: Array | int, size: int) -> Array:
+    """Returns Gumbel noise [size] of a key with a number folded in, by `jax.random.bits`.
 
     It is float32 even under x64: a key then always gives the same tokens.
     """
 
-    def of_jax(key: Array) -> Array:
-        return jax.random.gumbel(key, (size,), jnp.float32, mode="low")
+    def of_jax(key: Array, number: Array) -> Array:
+        folded = jax.random.fold_in(key, number)
+        return jax.random.gumbel(folded, (size,), jnp.float32, mode="low")
 
-    def of_kernel(key: Array) -> Array:
-        return _gumbel_of(_random_bits(size)(jax.random.key_data(key)))
+    def of_kernel(key: Array, number: Array) -> Array:
+        return _gumbel_of(_random_bits(size)(jax.random.key_data(key), number))
 
     # XLA:CPU takes 5 to 15 times as long for the bits: JAX makes a loop of them.
     ours = str(jax.random.key_impl(key)) == _IMPLEMENTATION and platform_of_shapes() == "cpu"
+    number = jnp.asarray(number).astype(jnp.uint32)
     if not ours or not kernels.takes_random_bits(size):
-        return of_jax(key)
-    return on_cpu(of_kernel, of_jax, key)
+        return of_jax(key, number)
+    return on_cpu(of_kernel, of_jax, key, number)
 
 
 @functools.cache
-def _random_bits(size: int) -> Callable[[Array], Array]:
-    """Returns a function that makes bits [..., size] of the data of keys [..., 2].
+def _random_bits(size: int) -> Callable[[Array, Array], Array]:
+    """Returns a function that makes bits [..., size] of keys and numbers, in one call under vmap.
 
-    It is one call, under vmap too.
+    It gets the data of the keys [..., 2], and the numbers [...] that are folded into them.
     """
 
     @jax.custom_batching.custom_vmap
-    def bits(data: Array) -> Array:
-        made = kernels.random_bits(data.reshape(-1, data.shape[-1]), size)
+    def bits(data: Array, number: Array) -> Array:
+        made = kernels.random_bits(data.reshape(-1, data.shape[-1]), number.reshape(-1), size)
         return made.reshape(*data.shape[:-1], size)
 
     @bits.def_vmap
-    def together(_: int, batched: Sequence[bool], data: Array) -> tuple[Array, bool]:
-        return bits(data), batched[0]
+    def together(
+        count: int, batched: Sequence[bool], data: Array, number: Array
+    ) -> tuple[Array, bool]:
+        every = (
+            x if known else jnp.broadcast_to(x, (count, *x.shape))
+            for x, known in zip((data, number), batched, strict=True)
+        )
+        return bits(*every), True
 
     return bits
 
@@ -474,8 +486,7 @@ class PositionDraw(_WithoutDraws):
     def noise(self, node: Array, depth: Array) -> Array:
         """Returns the noise of one row, as `SharedDraw.noise`."""
         del node
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.position + 1 + depth)
-        return jax.vmap(lambda key: _gumbel(key, self.size))(keys)
+        return jax.vmap(lambda at: _gumbel(self.key, at, self.size))(self.position + 1 + depth)
 
 
 @struct.dataclass
@@ -498,7 +509,7 @@ class IndependentDraw:
         """Returns Gumbel noise [M, V] of one row for the children of the nodes `node` [M]."""
         del depth
         stream = self._stream(_PROPOSE)
-        return jax.vmap(lambda n: _gumbel(jax.random.fold_in(stream, n), self.size))(node)
+        return jax.vmap(lambda n: _gumbel(stream, n, self.size))(node)
 
     def acceptance(self, num_nodes: int) -> Array:
         """Returns uniform draws [N] in [0, 1) of one row."""
@@ -508,4 +519,4 @@ class IndependentDraw:
 
     def residual(self) -> Array:
         """Returns Gumbel noise [V] of one row, for the residual or bonus token."""
-        return _gumbel(self._stream(_RESIDUAL), self.size)
+        return _gumbel(self.key, _RESIDUAL, self.size)

@@ -41,6 +41,11 @@ SPARE_SLOTS = 1
 """Slots (1) that a cache has beyond those it needs: `stage` pads a single token to two on a CPU."""
 
 
+def whole_slots(count: int) -> int:
+    """Returns the slots of a cache that needs so many."""
+    return -(-count // _GPU_SLOTS) * _GPU_SLOTS if platform_of_shapes() == "gpu" else count
+
+
 def stage(
     buffer: Array,
     new: Array,
@@ -174,9 +179,7 @@ class KVCache(Cache):
 
         # Zeros, not uninitialised memory: a masked slot is multiplied by 0, and 0 times NaN is NaN.
         def leaves(which: int) -> tuple[Array, ...]:
-            slots = size + SPARE_SLOTS
-            if platform_of_shapes() == "gpu":
-                slots = -(-slots // _GPU_SLOTS) * _GPU_SLOTS
+            slots = whole_slots(size + SPARE_SLOTS)
             shapes = ((batch, sizes[0], slots, sizes[which]) for sizes in layers)
             return tuple(jnp.zeros(shape, dtype) for shape in shapes)
 
@@ -282,9 +285,7 @@ class KVCache(Cache):
         slot = jnp.arange(min(kept, self.capacity))
         moved = jnp.where(slot < first, 0, jnp.maximum(self.length[:, None] - kept, 0))
         index = jnp.minimum(slot + moved, self.capacity - 1)[:, None, :, None]
-        slots = len(slot) + room + SPARE_SLOTS
-        if platform_of_shapes() == "gpu":
-            slots = -(-slots // _GPU_SLOTS) * _GPU_SLOTS
+        slots = whole_slots(len(slot) + room + SPARE_SLOTS)
         beyond = (0, 0), (0, 0), (0, slots - len(slot)), (0, 0)
 
         def taken(buffer: Array) -> Array:

@@ -61,9 +61,7 @@ def record(
     """
     if num_logprobs is None:
         return None
-    at = path[..., None]
-    logits, warped = (jnp.take_along_axis(x, at, axis=1) for x in (logits, warped))
-    measured = Logprobs.measure(logits, warped, emitted, num_logprobs)
+    measured = Logprobs.measure(logits, warped, path, emitted, num_logprobs)
     return jax.tree.map(
         lambda buffer, new: write(buffer, new, state.length), state.logprobs, measured
     )
