@@ -21,14 +21,17 @@ from specjax.generation.warmup import _compiled
 
 
 @pytest.fixture(autouse=True)
-def _all_kept_afterwards():
+def _none_before_and_all_kept_afterwards():
+    clear_programs()
     yield
     keep_programs(None)
 
 
 def living() -> int:
+    """The programs of `_scale` in memory; those of other tests may go at any time."""
     gc.collect()
-    return len(jax.devices()[0].client.live_executables())
+    there = jax.devices()[0].client.live_executables()
+    return sum("_scale" in module.name for each in there for module in each.hlo_modules())
 
 
 @programs(static=1, shape=lambda x: x.shape, donate=(1,))
