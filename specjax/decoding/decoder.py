@@ -486,7 +486,7 @@ class Decoder:
         features = None if out.features is None else jnp.take_along_axis(out.features, at, axis=1)
         block = Block(accepted, hidden, new, features)
         processors: Processors | None = state.processors
-        judged = verification.drawn or verification.logits
+        judged = verification.logits if verification.drawn is None else verification.drawn
         logprobs = record(state, path, emitted, out.logits, judged, self.num_logprobs)
         info = StepInfo(emitted, new, num_accepted, path, proposal, verdict, verification.logits)
         after = dataclasses.replace(
