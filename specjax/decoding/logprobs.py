@@ -9,7 +9,7 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.platforms import on_cpu
-from specjax.sampling import top_k
+from specjax.sampling import Drawn, top_k
 
 
 @struct.dataclass
@@ -33,11 +33,12 @@ class Logprobs:
 
     @classmethod
     def measure(
-        cls, logits: Array, warped: Array, path: Array, tokens: Array, num_top: int
+        cls, logits: Array, judged: Array | Drawn, path: Array, tokens: Array, num_top: int
     ) -> Logprobs:
         """Returns the log-probabilities of tokens [B, T], each drawn after a node of `path` [B, T].
 
-        `logits` and `warped` [B, N, V] are those after each node.
+        `logits` [B, N, V] are those after each node; `judged` are the same after warping, or what
+        was drawn from them.
         """
 
         def at_path(logits: Array, warped: Array, path: Array, tokens: Array) -> tuple[Array, ...]:
@@ -56,10 +57,16 @@ class Logprobs:
             found = (_of_tokens(x.astype(jnp.float32), path, tokens) for x in (logits, warped))
             return *found, none.astype(jnp.int32), none
 
+        if isinstance(judged, Drawn):
+            raw, warped = judged.log_probabilities(logits, path, tokens)
+            top, top_ids = top_k(jax.nn.log_softmax(logits.astype(jnp.float32)), num_top)
+            at = path[..., None]
+            top, top_ids = (jnp.take_along_axis(x, at, axis=1) for x in (top, top_ids))
+            return cls(raw, warped, top_ids.astype(jnp.int32), top)
         # A gather along the path of a chain, which has all nodes, would copy all logits.
         if num_top == 0 and logits.shape[1] <= path.shape[1]:
-            return cls(*on_cpu(at_nodes, at_path, logits, warped, path, tokens))
-        return cls(*at_path(logits, warped, path, tokens))
+            return cls(*on_cpu(at_nodes, at_path, logits, judged, path, tokens))
+        return cls(*at_path(logits, judged, path, tokens))
 
     def row(self, index: int, start: int, count: int) -> Logprobs:
         """Returns slots `start` to `start + count` of a row, as NumPy arrays without the axis B."""

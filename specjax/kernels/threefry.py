@@ -58,14 +58,12 @@ class RandomBits:
             for bound in (part, b.add(part, word(1)))
         )
         with emit.loop(word(0), count, 1) as (n, _, _):
-            pair = [emit.read(keys, b.add(b.mul(n, word(2)), word(i)), INT32, 4) for i in range(2)]
-            number = emit.splat(emit.read(folded, n, INT32, 4), 1)
-            pair = [b.extract_element(each, _FIRST) for each in _words(emit, pair, number)]
+            pair = folded_key(emit, keys, folded, n)
             begin = start
             for step in (self.lanes, 1):
                 stop = b.add(begin, emit.whole(b.sub(end, begin), step))
                 with emit.loop(begin, stop, step) as (v, _, _):
-                    bits = _bits(emit, pair, v, step)
+                    bits = bits_from(emit, pair, v, step)
                     emit.write(bits, result, b.add(b.mul(n, size), v), 4)
                 begin = stop
         b.ret_void()
@@ -75,7 +73,15 @@ class RandomBits:
 _FIRST = ir.Constant(INT32, 0)
 
 
-def _bits(emit: Emitter, key: Sequence[Value], first: Value, lanes: int) -> Value:
+def folded_key(emit: Emitter, keys: Value, folded: Value, n: Value) -> Sequence[Value]:
+    """Returns the two words of key n with its number folded in."""
+    b = emit.b
+    pair = [emit.read(keys, b.add(b.mul(n, word(2)), word(i)), INT32, 4) for i in range(2)]
+    number = emit.splat(emit.read(folded, n, INT32, 4), 1)
+    return [b.extract_element(each, _FIRST) for each in _words(emit, pair, number)]
+
+
+def bits_from(emit: Emitter, key: Sequence[Value], first: Value, lanes: int) -> Value:
     """Returns the bits of the numbers [first, first + lanes) of a key."""
     b = emit.b
     steps = ir.Constant(ir.VectorType(INT32, lanes), list(range(lanes)))

@@ -234,6 +234,11 @@ class Transformer(nn.Module):
         return any(map(self.config.is_sparse, range(self.config.num_layers)))
 
     @property
+    def one_cpu(self) -> bool:
+        """Whether the model is on one CPU, for which kernels of our own are compiled."""
+        return self.attend is cpu_attend
+
+    @property
     def triton(self) -> bool:
         """Whether the model is on one GPU for which kernels of our own are compiled."""
         return self.attend is gpu_attend
