@@ -50,6 +50,8 @@ _Slots = Memory | tuple[Array, Array] | None
 _Memory = _Slots | LayerState | Both  # the cache of one layer, or what its owner has of it
 _ONE_ROW = KVCache, PagedCache, ChoosingCache
 """The caches to whose one row a GPU may stage a token twice."""
+_CAUSAL = (KVCache, None, False), (ChoosingCache, None, False)
+"""Kinds of layers, for which a GPU needs no mask: a cache, no window, and no state beside it."""
 _Visible = Array | tuple[Array | None, Array | None] | None
 
 
@@ -523,10 +525,7 @@ def run_layers(
     kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
     visible = {
         kind: None
-        if causal
-        and mask is None
-        and kind[0] in (KVCache, ChoosingCache)
-        and kind[1:] == (None, False)
+        if causal and mask is None and kind in _CAUSAL
         else _visible(kind[1], c.chunked, positions, memory, mask, kind[2])
         for kind, memory in dict(zip(kinds, memories, strict=True)).items()
     }
