@@ -227,7 +227,7 @@ def test_a_loop_over_bounds_of_chunks_and_a_token_alone_are_seen(monkeypatch):
     jax.clear_caches()
     with monkeypatch.context() as patched:
         looped = near_self.summarised
-        patched.setattr(near_self, "summarised", lambda *given, once: looped(*given))
+        patched.setattr(near_self, "summarised", lambda *given, once=False: looped(*given))
         patched.setattr(transformer, "_ONE_ROW", (kv.KVCache,))
         step = compiled.__wrapped__("self-of-16-chunks", 1).step
     jax.clear_caches()
