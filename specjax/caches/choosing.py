@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.caches.kv import SPARE_SLOTS, KVCache, whole_slots
+from specjax.caches.kv import SPARE_SLOTS, KVCache, slots_at, whole_slots
 from specjax.caches.pages import Pages
 from specjax.caches.rounded import as_read
 
@@ -35,8 +35,10 @@ def chunks_of_turn(chunk: int) -> int:
     return max(1, _TURN // chunk)
 
 
-def summarised(chunks: KVCache, cache: KVCache, first: int, chunk: int) -> KVCache:
-    """Returns the bounds of all whole chunks that are committed.
+def summarised(
+    chunks: KVCache, cache: KVCache, first: int, chunk: int, once: bool = False
+) -> KVCache:
+    """Returns the bounds of all whole chunks that are committed, or of some more of them.
 
     Args:
       chunks: the bounds so far: a slot for each chunk, the greatest numbers as keys, and the least
@@ -44,6 +46,7 @@ def summarised(chunks: KVCache, cache: KVCache, first: int, chunk: int) -> KVCac
       cache: the committed tokens.
       first: the slots before the first chunk.
       chunk: the slots of a chunk.
+      once: take one turn, without a loop, whose condition a GPU's host would wait for.
     """
     whole, some = jnp.maximum(cache.length - first, 0) // chunk, chunks_of_turn(chunk)
 
@@ -60,6 +63,8 @@ def summarised(chunks: KVCache, cache: KVCache, first: int, chunk: int) -> KVCac
         done = jnp.minimum(chunks.length + some, whole)
         return dataclasses.replace(chunks.with_layers(written), length=done)
 
+    if once:
+        return turn(chunks)
     return jax.lax.while_loop(lambda chunks: (chunks.length < whole).any(), turn, chunks)
 
 
@@ -67,7 +72,7 @@ def _taken(part: Array | Pages, index: Array) -> Array:
     """Returns the slots `index` [B, K or 1, N] of keys or values, [B, K, N, D]."""
     if isinstance(part, Pages):
         return part.at_of_heads(index)
-    return jnp.take_along_axis(part, index[..., None], axis=2)
+    return slots_at(part, index)
 
 
 def _best(bounds: Array, count: int, split: bool) -> Array:
@@ -101,8 +106,8 @@ class ChoosingCache:
     @property
     def length(self) -> Array:
         """[B] the tokens of a row that a head reads."""
-        between, kept = self._counts()
-        return self.cache.length - (between - kept) * self.chunk
+        between, known = self._counts()
+        return self.cache.length - (between - jnp.minimum(known, self.selected)) * self.chunk
 
     def layer(self, index: int) -> ChoosingCache:
         """Returns the cache of a single layer."""
@@ -134,29 +139,26 @@ class ChoosingCache:
         Args:
           query: [B, N, H, D].
         """
-        between, kept = self._counts()
-        bounds = self._bounds(query, between)
-        most = bounds.shape[2]
-        ranked = _best(bounds, min(self.selected, most), self.cache.sharding is not None)
-        order = jnp.arange(ranked.shape[2])
-        # In the order of the text.  The places of a row that keeps fewer chunks are last.
-        order = jnp.sort(jnp.where(order < kept[:, None, None], ranked, most), axis=2)
-        slot = jnp.arange(self._kept_slots())
-        number, within = jnp.divmod(jnp.maximum(slot - self.first, 0), self.chunk)
-        at = jnp.minimum(number, order.shape[2] - 1)
-        of_chunk = self.first + order[:, :, at] * self.chunk + within
-        moved = jnp.where(slot < self.first, 0, ((between - kept) * self.chunk)[:, None])
-        is_chosen = (slot >= self.first) & (number < kept[:, None])
-        index = jnp.where(is_chosen[:, None], of_chunk, (slot + moved)[:, None])
+        between, known = self._counts()
+        bounds = self._bounds(query, known)
+        kept = jnp.minimum(known, self.selected)[:, None, None]
+        count = min(self.selected, bounds.shape[2])
+        best = _best(bounds, count, self.cache.sharding is not None)
+        # Free slots have any numbers, so that no array is padded.
+        slot = jnp.arange(self._kept_slots() + self._free_slots())
+        place, within = jnp.divmod(jnp.maximum(slot - self.first, 0), self.chunk)
+        of_place = best[:, :, jnp.minimum(place, count - 1)]
+        moved = jnp.where(slot < self.first, 0, between[:, None, None] - kept) * self.chunk
+        is_chosen = (slot >= self.first) & (place < kept)
+        index = jnp.where(is_chosen, self.first + of_place * self.chunk + within, slot + moved)
         index = jnp.minimum(index, self.cache.capacity - 1)
-        beyond = (0, 0), (0, 0), (0, self._free_slots()), (0, 0)
-        keys, values = (jnp.pad(_taken(part, index), beyond) for part in self.cache.whole())
+        keys, values = (_taken(part, index) for part in self.cache.whole())
         return self.with_layers([(keys, values)])
 
     def _counts(self) -> tuple[Array, Array]:
-        """Returns [B] the whole chunks before the last tokens, and how many of them are kept."""
+        """Returns [B] the whole chunks before the last tokens, and those that have bounds."""
         between = jnp.maximum(self.cache.length - self.first - self.last, 0) // self.chunk
-        return between, jnp.minimum(between, self.selected)
+        return between, jnp.minimum(between, self.chunks.length)
 
     def _kept_slots(self) -> int:
         """Returns the most slots that a head reads."""
@@ -168,7 +170,7 @@ class ChoosingCache:
         kept = self._kept_slots()
         return whole_slots(kept + self.room + SPARE_SLOTS) - kept
 
-    def _bounds(self, query: Array, between: Array) -> Array:
+    def _bounds(self, query: Array, count: Array) -> Array:
         """Returns [B, K, C] float32: of all scores of a chunk's keys; -inf: it is none of them."""
         (greatest,), (least,) = self.chunks.keys, self.chunks.values
         rows, width, heads, dim = query.shape
@@ -179,5 +181,5 @@ class ChoosingCache:
             return jnp.einsum("bnkgd,bkcd->bkngc", part, bound, preferred_element_type=jnp.float32)
 
         bounds = scores(jnp.maximum(grouped, 0), greatest) + scores(jnp.minimum(grouped, 0), least)
-        is_chunk = jnp.arange(greatest.shape[2]) < between[:, None, None]
+        is_chunk = jnp.arange(greatest.shape[2]) < count[:, None, None]
         return jnp.where(is_chunk, bounds.max((2, 3)), -jnp.inf)

@@ -93,6 +93,13 @@ def stage(
     return by_platform(forms, write, buffer, new, start)
 
 
+def slots_at(buffer: Array, index: Array) -> Array:
+    """Returns the slots `index` [B, K or 1, N], all below S, of `buffer` [B, K, S, D]."""
+    # By default JAX compares what it took with the bounds, in another pass over it.
+    mode = "promise_in_bounds"
+    return jnp.take_along_axis(buffer, index[..., None], axis=2, mode=mode)
+
+
 def _write_slices(buffer: Array, new: Array, start: Array) -> Array:
     """Writes with one slice update per row, which is in place."""
     zero = jnp.zeros_like(start[0])
@@ -282,15 +289,11 @@ class KVCache(Cache):
         after the length have room for `room` staged tokens.
         """
         kept = first + last
-        slot = jnp.arange(min(kept, self.capacity))
+        slot = jnp.arange(whole_slots(min(kept, self.capacity) + room + SPARE_SLOTS))
         moved = jnp.where(slot < first, 0, jnp.maximum(self.length[:, None] - kept, 0))
-        index = jnp.minimum(slot + moved, self.capacity - 1)[:, None, :, None]
-        slots = whole_slots(len(slot) + room + SPARE_SLOTS)
-        beyond = (0, 0), (0, 0), (0, slots - len(slot)), (0, 0)
-
-        def taken(buffer: Array) -> Array:
-            return jnp.pad(jnp.take_along_axis(buffer, index, axis=2), beyond)
-
+        # Free slots have any numbers: with zeros, each array would be padded.
+        index = jnp.minimum(slot + moved, self.capacity - 1)[:, None]
+        taken = functools.partial(slots_at, index=index)
         keys, values = jax.tree.map(taken, (self.keys, self.values))
         return dataclasses.replace(
             self, keys=keys, values=values, length=jnp.minimum(self.length, kept)

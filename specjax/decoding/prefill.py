@@ -222,7 +222,7 @@ def _begin(
         documents = shard_state(jnp.asarray(inputs.documents), mesh, False)
     prompt = shard_state(jnp.asarray(inputs.prompt), mesh, False)
     count = jnp.asarray(inputs.prompt_length) - 1
-    block = Block(prompt, hidden, count, features, documents)
+    block = Block(prompt, hidden, count, features, documents, cache=state.cache)
     begun = decoder.proposer.start(params, block, decoder.capacity)
     state, begun = shard_state(state, mesh, split_target), shard_state(begun, mesh, split_proposer)
     return dataclasses.replace(state, proposer=begun)

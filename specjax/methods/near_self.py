@@ -140,7 +140,8 @@ class NearSelfSource(Source[Weights, KVCache | tuple[()], NearReading]):
             reading = NearReading(near, state.length - near.length)
             return state, *self.extend(params, reading, context.pending)
         cache = cast(KVCache, context.cache)
-        state = summarised(state, cache, self.sinks, self.chunk)
+        # A step commits fewer chunks than a turn takes; those of a prompt are read before.
+        state = summarised(state, cache, self.sinks, self.chunk, once=True)
         choosing = ChoosingCache(
             cache, state, self.sinks, self.window, self.chunk, self.selected, self.room
         )
@@ -174,6 +175,16 @@ class NearSelfSource(Source[Weights, KVCache | tuple[()], NearReading]):
         reading: NearReading,
         proposal: Proposal,
     ) -> KVCache | tuple[()]:
+        return state
+
+    def read(
+        self, params: Weights, state: KVCache | tuple[()], block: Block
+    ) -> KVCache | tuple[()]:
+        if not isinstance(state, KVCache) or block.cache is None:
+            return state
+        return summarised(state, block.cache, self.sinks, self.chunk)
+
+    def catch_up(self, params: Weights, state: KVCache | tuple[()]) -> KVCache | tuple[()]:
         return state
 
     def observe(

@@ -16,7 +16,7 @@ from specjax.models import LinenModel, Transformer, TransformerConfig
 from specjax.proposers import Chain
 
 FIRST, LAST, CHUNK, ROOM = 2, 3, 4, 5
-LENGTHS = np.array([0, 4, 13, 21, 40, 55])
+LENGTHS = np.array([0, 4, 13, 21, 40, 60])
 HEADS, KEY_HEADS, DIM, SLOTS = 4, 2, 8, 60
 
 
@@ -54,7 +54,7 @@ def by_definition(keys, query, length, selected):
     for start in starts:
         chunk = keys[start : start + CHUNK]
         best[start] = max(np.maximum(q * chunk.max(0), q * chunk.min(0)).sum() for q in query)
-    kept = sorted(sorted(best, key=best.get, reverse=True)[:selected])
+    kept = sorted(best, key=best.get, reverse=True)[:selected]
     after = FIRST + len(starts) * CHUNK
     slots = [*range(min(FIRST, length)), *(s + i for s in kept for i in range(CHUNK))]
     return slots + list(range(after, length))
