@@ -268,7 +268,7 @@ def _divisor(sampling: Sampling) -> Array:
 def _filters(sampling: Sampling) -> Array:
     """Returns whether any row has a filter."""
     filtering = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-    return ((sampling.temperature > 0) & filtering).any()
+    return jnp.any((sampling.temperature > 0) & filtering)
 
 
 def _keeps_all(x: Array) -> Array:
