@@ -150,6 +150,8 @@ class Block:
     documents: Array | None = None
     # It is a whole prompt, and not one of several blocks of it.
     whole: bool = struct.field(pytree_node=False, default=False)
+    # Of a prompt: the target's cache with these tokens committed, which `read` may not change.
+    cache: Any = None
 
 
 @struct.dataclass

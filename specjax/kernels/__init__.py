@@ -1,10 +1,11 @@
-"""Products and attention of few rows, and random bits, on a CPU, compiled by LLVM.
+"""Products and attention of few rows, random bits and draws, on a CPU, compiled by LLVM.
 
 A step of decoding multiplies a few rows with every weight, so its least time is that of reading the
 weights.  XLA:CPU comes close to that only for a single row of float32.  These kernels read each
 weight from memory once, and the bits of a row do not depend on the number of rows.  The same holds
-for the keys and values of a cache.  Random bits are those of JAX.  Attention, packed matrices and
-experts have kernels for a GPU too (`gpu_attention.py`, `gpu_codes.py`, `gpu_experts.py`).
+for the keys and values of a cache.  Random bits and drawn tokens are those of JAX.  Attention,
+packed matrices and experts have kernels for a GPU too (`gpu_attention.py`, `gpu_codes.py`,
+`gpu_experts.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.kernels.available import usable
+    from specjax.kernels.choosing import Draws, draws, takes_draws
     from specjax.kernels.coding import Coding, together
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
     from specjax.kernels.gpu_codes import GpuCodes, few_rows_of_codes_on_gpu
@@ -56,9 +58,11 @@ __all__ = [
     "MOST_NORMED_ROWS",
     "MOST_TOKENS",
     "Coding",
+    "Draws",
     "GpuCodes",
     "LayersForm",
     "coding_of",
+    "draws",
     "few_experts_on_gpu",
     "few_queries",
     "few_queries_of_pages",
@@ -78,6 +82,7 @@ __all__ = [
     "takes_attention",
     "takes_attention_on_gpu",
     "takes_codes",
+    "takes_draws",
     "takes_experts_on_gpu",
     "takes_layers",
     "takes_pages",
