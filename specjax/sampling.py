@@ -239,7 +239,7 @@ def warp(logits: Array, sampling: Sampling, triton: bool = False) -> Array:
     def of_greedy(greedy: Array, x: Array) -> Array:
         return jax.lax.cond(greedy.any(), argmax, lambda x: jnp.zeros(x.shape[:-1], jnp.int32), x)
 
-    # A CPU takes a twentieth of a wide pass to find what only greedy rows and kernels ask for.
+    # On a CPU it takes a twentieth of a wide pass, and only greedy rows and kernels use it.
     greatest = on_cpu(of_greedy, lambda greedy, x: argmax(x), greedy, logits)
 
     def filtered(x: Array) -> Array:
@@ -278,7 +278,8 @@ def _keeps_all(x: Array) -> Array:
 def _least_kept(x: Array, sampling: Sampling) -> Array:
     """Returns the least numbers [B, N, 1] of x [B, N, V] that the filters keep.
 
-    A branch returns these alone: XLA would copy all logits that a branch returns.
+    Filters run in branches, and XLA copies what a branch returns.  So a filter returns the least
+    numbers that it keeps, and not all logits.
     """
 
     def rows(x: _Host) -> _Host:

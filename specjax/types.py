@@ -150,7 +150,7 @@ class Block:
     documents: Array | None = None
     # It is a whole prompt, and not one of several blocks of it.
     whole: bool = struct.field(pytree_node=False, default=False)
-    # Of a prompt: the target's cache with these tokens committed, which `read` may not change.
+    # In `read`: the target's cache, in which these tokens of the prompt are committed.
     cache: Any = None
 
 

@@ -144,7 +144,7 @@ class ChoosingCache:
         kept = jnp.minimum(known, self.selected)[:, None, None]
         count = min(self.selected, bounds.shape[2])
         best = _best(bounds, count, self.cache.sharding is not None)
-        # Free slots have any numbers, so that no array is padded.
+        # Free slots repeat a token: to fill them with zeros, XLA would pad each array.
         slot = jnp.arange(self._kept_slots() + self._free_slots())
         place, within = jnp.divmod(jnp.maximum(slot - self.first, 0), self.chunk)
         of_place = best[:, :, jnp.minimum(place, count - 1)]

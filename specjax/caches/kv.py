@@ -291,7 +291,7 @@ class KVCache(Cache):
         kept = first + last
         slot = jnp.arange(whole_slots(min(kept, self.capacity) + room + SPARE_SLOTS))
         moved = jnp.where(slot < first, 0, jnp.maximum(self.length[:, None] - kept, 0))
-        # Free slots have any numbers: with zeros, each array would be padded.
+        # Free slots repeat a token: to fill them with zeros, XLA would pad each array.
         index = jnp.minimum(slot + moved, self.capacity - 1)[:, None]
         taken = functools.partial(slots_at, index=index)
         keys, values = jax.tree.map(taken, (self.keys, self.values))

@@ -303,7 +303,7 @@ class Decoder:
             if self._draws_at_once(state):
                 drawn = self._draw_at_once(state, proposal, tree, output)
                 verdict = jax.vmap(self.rule.walk)(proposal, drawn.token)
-                logits = self._warp(state, output.logits)  # which nothing may read
+                logits = self._warp(state, output.logits)  # computed only if a caller reads it
                 return Verification(verdict, tree, output, logits, drawn)
             verdict, logits = self._judge(num_nodes, state, proposal, tree, output, draw)
             return Verification(verdict, tree, output, logits)

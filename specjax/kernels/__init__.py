@@ -14,7 +14,6 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.kernels.available import usable
-    from specjax.kernels.choosing import Draws, draws, takes_draws
     from specjax.kernels.coding import Coding, together
     from specjax.kernels.gpu_attention import few_queries_on_gpu, takes_attention_on_gpu
     from specjax.kernels.gpu_codes import GpuCodes, few_rows_of_codes_on_gpu
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
     from specjax.kernels.randomness import random_bits, takes_random_bits
+    from specjax.kernels.token_draws import Draws, draws, takes_draws
     from specjax.kernels.tpu_pages import (
         few_queries_of_pages_on_tpu,
         takes_pages_on_tpu,
