@@ -130,7 +130,8 @@ def shared_noise(x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def logprobs(x: jax.Array, top: int) -> Logprobs:
-    return Logprobs.measure(x, x, jnp.zeros((1, NODES), jnp.int32), top)
+    path = jnp.arange(NODES)[None]
+    return Logprobs.measure(x, x, path, jnp.zeros((1, NODES), jnp.int32), top)
 
 
 class TimedPart(Timed):

@@ -8,7 +8,9 @@
     transformers `generate_batch`, its continuous batching, with --peer (needs torch)
 
 All contestants take turns, `--rounds` times, and the table has medians.  A token is counted once it
-was asked for, so idle rows of a static batch count nothing.
+was asked for, so idle rows of a static batch count nothing.  Every other turn goes backwards, and
+an engine is divided by the offline batch of the same turn, so what slows the machine for a while
+slows both; behind the table stand the medians of these ratios with 95 % intervals.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import gc
 import itertools
 import json
 import pathlib
@@ -79,6 +82,9 @@ class ServeOptions(fields.Options):
     cache_tokens: int | None = fields.option(
         None, "also engines with pages for N tokens", metavar="N"
     )
+    only: str | None = fields.option(
+        None, "only contestants that have this in their names, as offline", metavar="WORDS"
+    )
     peer: bool = fields.option(False, "transformers' continuous batching, too")
     json: str | None = fields.option(None, "write the report to this file")
 
@@ -107,7 +113,7 @@ def measure(arguments: ServeOptions) -> Report:
             "engine, lookup": served(arguments, drafting, work, "lookup"),
             "engine, draft": served(arguments, drafting, work, "draft"),
         }
-        bare_pages = bare
+        bare_pages, drafting_pages = bare, drafting
         if arguments.cache_tokens is not None:
             pages = {**room, "cache_tokens": arguments.cache_tokens}
             bare_pages = stack.enter_context(Engine(target, **pages))
@@ -131,19 +137,35 @@ def measure(arguments: ServeOptions) -> Report:
                 contestants |= {
                     "engine with pages, as offline, plain": served(
                         arguments, bare_pages, even, "none"
-                    )
+                    ),
+                    "engine with pages, as offline, draft": served(
+                        arguments, drafting_pages, even, "draft"
+                    ),
                 }
         if arguments.peer:
             contestants["transformers, generate_batch"] = batched(arguments, work)
-        turns: dict[str, list[Taken]] = {name: [] for name in contestants}
+        names = [name for name in contestants if (arguments.only or "") in name]
+        if not names:
+            raise ValueError(f"--only {arguments.only}: there are {', '.join(contestants)}")
+        turns: dict[str, list[Taken]] = {name: [] for name in names}
         for turn in range(arguments.rounds + 1):
-            for name, contest in contestants.items():
+            for name in names if turn % 2 else reversed(names):
                 say(f"turn {turn} of {arguments.rounds}: {name}")
-                taken = contest()
+                taken = contestants[name]()
                 if turn:  # the first turn compiles
                     turns[name].append(taken)
+            if not turn:  # a full collection looks at all that was compiled, in anybody's turn
+                gc.collect()
+                gc.freeze()
+        gc.unfreeze()
     rows = [row(name, taken) for name, taken in turns.items()]
-    return {"arguments": {k: str(v) for k, v in vars(arguments).items()}, "rows": rows}
+    shares = {
+        name: share(taken, turns[f"offline, {name.split(', ')[-1]}"])
+        for name, taken in turns.items()
+        if "as offline" in name and f"offline, {name.split(', ')[-1]}" in turns
+    }
+    given = {k: str(v) for k, v in vars(arguments).items()}
+    return {"arguments": given, "rows": rows, "shares": shares}
 
 
 def requests(arguments: ServeOptions, target: specjax.LanguageModel) -> Work:
@@ -272,6 +294,19 @@ def row(name: str, taken: list[Taken]) -> Report:
     }
 
 
+def share(engine: list[Taken], offline: list[Taken]) -> tuple[float, float, float]:
+    """The median, over turns, of an engine's tokens a second in those of the offline batch.
+
+    Returns:
+      It, and the ends of its 95 % interval, by a bootstrap of turns.
+    """
+    pairs = zip(engine, offline, strict=True)
+    ratios = np.array([a.tokens / a.seconds / (b.tokens / b.seconds) for a, b in pairs])
+    drawn = np.random.default_rng(0).integers(len(ratios), size=(2000, len(ratios)))
+    low, high = np.quantile(np.median(ratios[drawn], axis=1), [0.025, 0.975])
+    return float(np.median(ratios)), float(low), float(high)
+
+
 def table(report: Report) -> str:
     lines = [
         "| | tokens/s | first token, ms, p50 | p99 | between pieces, ms, p50 | p99 | host |",
@@ -284,6 +319,8 @@ def table(report: Report) -> str:
         share = entry["host_share"]
         cells.append("" if share is None else f"{share:.3f}")
         lines.append(f"| {entry['contestant']} | {' | '.join(cells)} |")
+    for name, (middle, low, high) in report.get("shares", {}).items():
+        lines.append(f"{name}: {middle:.2f} of the offline batch ({low:.2f} to {high:.2f})")
     return "\n".join(lines)
 
 

@@ -10,9 +10,10 @@ accelerators the times are predicted from what a step reads and computes: the we
 models, the keys and values of all rows, and the products.  With `--draft-window` the draft model
 reads only so many of the last keys and values.  With `--draft self` the target drafts for itself
 in such a window of its own cache (`NearSelfSource`; no further weights are kept, but they are read
-again for each draft).  The last column is the speed over plain decoding at `--acceptance`.
-Activations, launches and sampling are left out.  A step with drafts has more of them, so
-the predicted break-even is too low rather than too high.
+again for each draft); with `--selected` also in so many chunks of `--chunk` tokens.  Its steps copy
+what the drafts read, and read two vectors for each chunk of the text.  The last column is the speed
+over plain decoding at `--acceptance`.  Activations, launches and sampling are left out.  A step
+with drafts has more of them, so the predicted break-even is too low rather than too high.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class SurfaceOptions(fields.Options):
         "a smaller draft model, or the target itself with a window",
         choices=("model", "self"),
     )
+    selected: int = fields.count(0, "chunks that a target with --draft self also reads", 0)
+    chunk: int = fields.count(32, "tokens of such a chunk")
     acceptance: float = fields.option(0.8, "the rate of the last column")
     json: str | None = fields.option(None, "write the cells to this file")
     plot: str | None = fields.option(None, "draw the cells to this file")
@@ -82,6 +85,8 @@ class SurfaceOptions(fields.Options):
         super().__post_init__()
         if self.draft == "self" and self.draft_window is None:
             raise ValueError("--draft self drafts with the target in a window: add --draft-window")
+        if self.selected and self.draft != "self":
+            raise ValueError("--selected is for a target that drafts for itself: add --draft self")
         leasts = {"context": _PROMPT, "batch": 1, "predicted_context": 1, "predicted_batch": 1}
         for name, least in leasts.items():
             for given in getattr(self, name):
@@ -140,7 +145,10 @@ def measured(options: SurfaceOptions) -> list[Report]:
     target, draft = models
     if options.draft == "self":
         assert options.draft_window is not None  # checked by the options
-        own = specjax.NearSelf(target.model, options.draft_window, num_drafts=options.num_drafts)
+        own = specjax.NearSelf(
+            target.model, options.draft_window, num_drafts=options.num_drafts,
+            selected=options.selected, chunk=options.chunk,
+        )  # fmt: skip
         drafter: specjax.Drafter = BoundDrafter(own)
     else:
         if options.draft_window is not None:
@@ -200,10 +208,15 @@ def pass_seconds(
     attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
     weights = c.num_layers * (attention + 3 * c.hidden_size * c.mlp_size)
     weights += c.vocab_size * c.hidden_size
-    cached = 2 * c.num_layers * c.num_kv_heads * c.head_dim * context * rows
     products = 2 * weights * rows * tokens
     products += 4 * c.num_layers * c.num_heads * c.head_dim * context * rows * tokens
-    return max(2 * (weights + cached) / made.bandwidth, products / made.flops)
+    read = 2 * weights + _cached_bytes(c, rows, context)
+    return max(read / made.bandwidth, products / made.flops)
+
+
+def _cached_bytes(config: specjax.TransformerConfig, rows: int, context: int) -> int:
+    """Returns the bytes of the keys and values of so many tokens of each row, in bfloat16."""
+    return 4 * config.num_layers * config.num_kv_heads * config.head_dim * context * rows
 
 
 def predicted(options: SurfaceOptions) -> list[Report]:
@@ -214,11 +227,17 @@ def predicted(options: SurfaceOptions) -> list[Report]:
     for name in options.chip:
         for rows in options.predicted_batch:
             for context in options.predicted_context:
-                seen = min(context, options.draft_window or context)
+                seen = (options.draft_window or context) + options.selected * options.chunk
+                seen = min(context, seen)
                 plain = pass_seconds(target, name, rows, 1, context)
                 verify = pass_seconds(target, name, rows, options.num_drafts + 1, context)
                 each = pass_seconds(draft, name, rows, 1, seen)
                 drafting = verify + options.num_drafts * each
+                if options.draft == "self":
+                    # What is copied is read and written, and a chunk has bounds as long as the
+                    # keys and values of a token.
+                    moved = 2 * seen + (context // options.chunk if options.selected else 0)
+                    drafting += _cached_bytes(target, rows, moved) / chip(name).bandwidth
                 cells.append(
                     {"on": name, "context": context, "batch": rows, "plain": plain,
                      "drafting": drafting, "break_even": drafting / plain}

@@ -79,7 +79,7 @@ class Processors:
     # [B, N, W] uint32, the packed bits of what may follow each node of a proposal, where the host
     # says so (`guided`); only while that proposal is verified.
     masks: _Host | None = None
-    # [B] bool: the row has a setting that is on; None: unknown, so every row may have one.
+    # [B] bool: whether any setting of the row is on; None: unknown, so any row's may be.
     used: _Host | None = None
 
     @classmethod

@@ -234,16 +234,56 @@ def warp(logits: Array, sampling: Sampling, triton: bool = False) -> Array:
         return x[:, None, None]
 
     greedy = rows(sampling.temperature == 0)
-    temperature = jnp.maximum(sampling.temperature, _LEAST_TEMPERATURE)
-    divisor = jnp.where(sampling.temperature == 0, 1.0, temperature)
-    scaled = logits.astype(jnp.float32) / rows(divisor)
-    filtering = (sampling.temperature > 0) & (
-        (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-    )
+    scaled = logits.astype(jnp.float32) / rows(_divisor(sampling))
 
-    # Each filter keeps the tokens from a least logit on, and a branch returns that [B, N, 1] alone:
-    # XLA would copy all logits that a branch returns.
-    nothing = jnp.full((*scaled.shape[:-1], 1), -jnp.inf, jnp.float32)
+    def of_greedy(greedy: Array, x: Array) -> Array:
+        return jax.lax.cond(greedy.any(), argmax, lambda x: jnp.zeros(x.shape[:-1], jnp.int32), x)
+
+    # On a CPU it takes a twentieth of a wide pass, and only greedy rows and kernels use it.
+    greatest = on_cpu(of_greedy, lambda greedy, x: argmax(x), greedy, logits)
+
+    def filtered(x: Array) -> Array:
+        if not triton:
+            return _least_kept(x, sampling)
+        settings = sampling.top_k, sampling.top_p, sampling.min_p
+        return on_cuda(
+            lambda x, best, *settings: kernels.least_kept_on_gpu(x, best, *settings),
+            lambda x, best, *settings: _least_kept(x, sampling),
+            x, greatest, *map(jnp.asarray, settings),
+        )  # fmt: skip
+
+    with jax.named_scope("filters"):
+        least = jax.lax.cond(_filters(sampling), filtered, _keeps_all, scaled)
+    scaled = _without(scaled, least)
+    best = jnp.arange(logits.shape[-1]) == greatest[..., None]
+    return jnp.where(greedy, jnp.where(best, 0.0, -jnp.inf), scaled)
+
+
+def _divisor(sampling: Sampling) -> Array:
+    """Returns what divides the logits of each row [B]."""
+    temperature = jnp.maximum(sampling.temperature, _LEAST_TEMPERATURE)
+    return jnp.where(sampling.temperature == 0, 1.0, temperature)
+
+
+def _filters(sampling: Sampling) -> Array:
+    """Returns whether any row has a filter."""
+    filtering = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+    return jnp.any((sampling.temperature > 0) & filtering)
+
+
+def _keeps_all(x: Array) -> Array:
+    return jnp.full((*x.shape[:-1], 1), -jnp.inf, jnp.float32)
+
+
+def _least_kept(x: Array, sampling: Sampling) -> Array:
+    """Returns the least numbers [B, N, 1] of x [B, N, V] that the filters keep.
+
+    Filters run in branches, and XLA copies what a branch returns.  So a filter returns the least
+    numbers that it keeps, and not all logits.
+    """
+
+    def rows(x: _Host) -> _Host:
+        return x[:, None, None]
 
     def of_top_k(x: Array) -> Array:
         size = x.shape[-1]
@@ -257,31 +297,93 @@ def warp(logits: Array, sampling: Sampling, triton: bool = False) -> Array:
         least = _threshold(x, lambda kept: jnp.where(kept, probs, 0), top_p)
         return jnp.where(top_p >= 1, -jnp.inf, least)
 
-    def least_kept(x: Array) -> Array:
-        least = x.max(-1, keepdims=True) + jnp.log(rows(sampling.min_p))
-        for on, of in ((sampling.top_k > 0, of_top_k), (sampling.top_p < 1, of_top_p)):
-            found = jax.lax.cond(on.any(), of, lambda x: nothing, x)
-            x = _without(x, found)
-            least = jnp.maximum(least, found)
-        return least
+    least = x.max(-1, keepdims=True) + jnp.log(rows(sampling.min_p))
+    for on, of in ((sampling.top_k > 0, of_top_k), (sampling.top_p < 1, of_top_p)):
+        found = jax.lax.cond(on.any(), of, _keeps_all, x)
+        x = _without(x, found)
+        least = jnp.maximum(least, found)
+    return least
 
-    greatest = argmax(logits)
+
+@struct.dataclass
+class Drawn:
+    """The token after each node, and what log-probabilities follow from."""
+
+    token: Array  # [B, N] int32
+    most: Array  # [B, N] the greatest logit
+    total: Array  # [B, N, 2] log of the sum of exp(x - max x), of the logits and of the warped ones
+    temperature: Array  # [B]; 0 is greedy
+
+    def log_probabilities(self, logits: Array, node: Array, token: Array) -> tuple[Array, Array]:
+        """Returns log-probabilities [B, T], the target's own and as drawn.
+
+        Args:
+          logits: [B, N, V] of the model.
+          node: [B, T] after which each token was drawn.
+          token: [B, T], kept by the filters.
+        """
+
+        def of_row(
+            logits: Array, most: Array, total: Array, heat: Array, n: Array, t: Array
+        ) -> tuple[Array, Array]:
+            below = logits[n, t].astype(jnp.float32) - most[n]
+            warped = jnp.where(heat == 0, 0.0, below / jnp.where(heat == 0, 1.0, heat))
+            return below - total[n, 0], warped - total[n, 1]
+
+        return jax.vmap(of_row)(logits, self.most, self.total, self.temperature, node, token)
+
+
+def draws_at_once(key: Array, size: int) -> bool:
+    """Returns whether `draw_at_once` draws from so many tokens in programs traced here."""
+    ours = str(jax.random.key_impl(key)) == _IMPLEMENTATION and platform_of_shapes() == "cpu"
+    return ours and kernels.takes_draws(size)
+
+
+def draw_at_once(
+    logits: Array,
+    sampling: Sampling,
+    key: Array,
+    position: Array,
+    sums: bool,
+    otherwise: Callable[[], Array],
+) -> Drawn:
+    """Warps, draws and adds up in one pass, in a program for one CPU.
+
+    Args:
+      logits: [B, N, V].
+      sampling: settings, one per row.
+      key: [B] PRNG keys.
+      position: [B, N] of the drawn tokens.
+      sums: whether greedy rows have sums of exponentials, too.
+      otherwise: returns the tokens [B, N] as XLA draws them.  Its program runs in the rare pass in
+        which a token's lead is so small that XLA's rounding decides.
+    """
+    batch, nodes, size = logits.shape
+    logits = logits.astype(jnp.float32)
 
     def filtered(x: Array) -> Array:
-        if not triton:
-            return least_kept(x)
-        settings = sampling.top_k, sampling.top_p, sampling.min_p
-        return on_cuda(
-            lambda x, best, *settings: kernels.least_kept_on_gpu(x, best, *settings),
-            lambda x, best, *settings: least_kept(x),
-            x, greatest, *map(jnp.asarray, settings),
-        )  # fmt: skip
+        scaled = x / _divisor(sampling)[:, None, None]
+        kept = scaled >= _least_kept(scaled, sampling)
+        return jnp.where(kept, x, jnp.inf).min(-1, keepdims=True)
 
     with jax.named_scope("filters"):
-        least = jax.lax.cond(filtering.any(), filtered, lambda x: nothing, scaled)
-    scaled = _without(scaled, least)
-    best = jnp.arange(logits.shape[-1]) == greatest[..., None]
-    return jnp.where(greedy, jnp.where(best, 0.0, -jnp.inf), scaled)
+        least = jax.lax.cond(_filters(sampling), filtered, _keeps_all, logits)
+    greedy = sampling.temperature == 0
+    temperature = jnp.where(greedy, 0.0, _divisor(sampling))
+    every = jnp.broadcast_to(jax.random.key_data(key)[:, None], (batch, nodes, 2))
+    made = kernels.draws(
+        logits.reshape(-1, size),
+        every.reshape(-1, 2),
+        position.astype(jnp.uint32).reshape(-1),
+        jnp.repeat(temperature, nodes),
+        least.reshape(-1),
+        sums,
+    )
+    token, most, total = (
+        x.reshape(batch, nodes, *x.shape[1:]) for x in (made.token, made.most, made.total)
+    )
+    token = jax.lax.cond(made.sure.all(), lambda: token, otherwise)
+    return Drawn(token, most, jnp.log(total), temperature)
 
 
 def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
@@ -357,40 +459,48 @@ def _threshold(x: Array, terms: Callable[[Array], Array], wanted: Array | _Host)
     return jnp.where(found == 0, -jnp.inf, jax.lax.bitcast_convert_type(bits, jnp.float32))
 
 
-def _gumbel(key: Array, size: int) -> Array:
-    """Returns Gumbel noise [size] of a key, by the bits of `jax.random.bits`.
+def _gumbel(key: Array, number: Array | int, size: int) -> Array:
+    """Returns Gumbel noise [size] of a key with a number folded in, by `jax.random.bits`.
 
     It is float32 even under x64: a key then always gives the same tokens.
     """
 
-    def of_jax(key: Array) -> Array:
-        return jax.random.gumbel(key, (size,), jnp.float32, mode="low")
+    def of_jax(key: Array, number: Array) -> Array:
+        folded = jax.random.fold_in(key, number)
+        return jax.random.gumbel(folded, (size,), jnp.float32, mode="low")
 
-    def of_kernel(key: Array) -> Array:
-        return _gumbel_of(_random_bits(size)(jax.random.key_data(key)))
+    def of_kernel(key: Array, number: Array) -> Array:
+        return _gumbel_of(_random_bits(size)(jax.random.key_data(key), number))
 
     # XLA:CPU takes 5 to 15 times as long for the bits: JAX makes a loop of them.
     ours = str(jax.random.key_impl(key)) == _IMPLEMENTATION and platform_of_shapes() == "cpu"
+    number = jnp.asarray(number).astype(jnp.uint32)
     if not ours or not kernels.takes_random_bits(size):
-        return of_jax(key)
-    return on_cpu(of_kernel, of_jax, key)
+        return of_jax(key, number)
+    return on_cpu(of_kernel, of_jax, key, number)
 
 
 @functools.cache
-def _random_bits(size: int) -> Callable[[Array], Array]:
-    """Returns a function that makes bits [..., size] of the data of keys [..., 2].
+def _random_bits(size: int) -> Callable[[Array, Array], Array]:
+    """Returns a function that makes bits [..., size] of keys and numbers, in one call under vmap.
 
-    It is one call, under vmap too.
+    It gets the data of the keys [..., 2], and the numbers [...] that are folded into them.
     """
 
     @jax.custom_batching.custom_vmap
-    def bits(data: Array) -> Array:
-        made = kernels.random_bits(data.reshape(-1, data.shape[-1]), size)
+    def bits(data: Array, number: Array) -> Array:
+        made = kernels.random_bits(data.reshape(-1, data.shape[-1]), number.reshape(-1), size)
         return made.reshape(*data.shape[:-1], size)
 
     @bits.def_vmap
-    def together(_: int, batched: Sequence[bool], data: Array) -> tuple[Array, bool]:
-        return bits(data), batched[0]
+    def together(
+        count: int, batched: Sequence[bool], data: Array, number: Array
+    ) -> tuple[Array, bool]:
+        every = (
+            x if known else jnp.broadcast_to(x, (count, *x.shape))
+            for x, known in zip((data, number), batched, strict=True)
+        )
+        return bits(*every), True
 
     return bits
 
@@ -474,8 +584,7 @@ class PositionDraw(_WithoutDraws):
     def noise(self, node: Array, depth: Array) -> Array:
         """Returns the noise of one row, as `SharedDraw.noise`."""
         del node
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.position + 1 + depth)
-        return jax.vmap(lambda key: _gumbel(key, self.size))(keys)
+        return jax.vmap(lambda at: _gumbel(self.key, at, self.size))(self.position + 1 + depth)
 
 
 @struct.dataclass
@@ -498,7 +607,7 @@ class IndependentDraw:
         """Returns Gumbel noise [M, V] of one row for the children of the nodes `node` [M]."""
         del depth
         stream = self._stream(_PROPOSE)
-        return jax.vmap(lambda n: _gumbel(jax.random.fold_in(stream, n), self.size))(node)
+        return jax.vmap(lambda n: _gumbel(stream, n, self.size))(node)
 
     def acceptance(self, num_nodes: int) -> Array:
         """Returns uniform draws [N] in [0, 1) of one row."""
@@ -508,4 +617,4 @@ class IndependentDraw:
 
     def residual(self) -> Array:
         """Returns Gumbel noise [V] of one row, for the residual or bonus token."""
-        return _gumbel(self._stream(_RESIDUAL), self.size)
+        return _gumbel(self.key, _RESIDUAL, self.size)

@@ -150,6 +150,8 @@ class Block:
     documents: Array | None = None
     # It is a whole prompt, and not one of several blocks of it.
     whole: bool = struct.field(pytree_node=False, default=False)
+    # In `read`: the target's cache, in which these tokens of the prompt are committed.
+    cache: Any = None
 
 
 @struct.dataclass

@@ -45,6 +45,9 @@ CASES = [
     Case(50, 256, 16, "fp4", "float8_e4m3fn"),  # NVFP4
     Case(50, 768, 128, "fp8", "float32"),
     Case(20, 96, 96, "fp8"),
+    Case(20, 192, 128, "fp8", "float32"),  # the last group of an output is cut
+    Case(21, 640, 512, "int8", zeros=True),
+    Case(20, 384, 256, "int4", offset=8),
 ]
 
 IN_BYTES = [
@@ -66,7 +69,7 @@ def drawn(case: Case) -> Drawn:
     rng = np.random.default_rng(case.inputs + case.outputs)
     bits = 4 if case.codes.endswith("4") else 8
     raw = rng.integers(0, 2**bits, (case.outputs, case.inputs)).astype(np.uint8)
-    shape = case.outputs, case.inputs // case.group
+    shape = case.outputs, -(-case.inputs // case.group)
     if case.scales == "uint8":
         scales = rng.integers(124, 130, shape).astype(np.uint8)
         factors = 2.0 ** (scales.astype(np.float64) - 127)
@@ -82,8 +85,8 @@ def drawn(case: Case) -> Drawn:
     if case.codes == "fp4":
         wide = np.concatenate([_E2M1, -_E2M1])[raw]
     if zeros is not None:
-        wide = wide - np.repeat(zeros.astype(np.float64), case.group, 1)
-    wide = wide * np.repeat(factors, case.group, 1)
+        wide = wide - np.repeat(zeros.astype(np.float64), case.group, 1)[:, : case.inputs]
+    wide = wide * np.repeat(factors, case.group, 1)[:, : case.inputs]
     if bits == 4:
         codes = raw[:, 0::2] | (raw[:, 1::2] << 4)
     layout = dict(

@@ -18,13 +18,13 @@ SUMMED = {"float32": 0, "bfloat16": 1, "int8": 1}
 
 
 def drawn(dtype: str, inner: int, outer: int) -> tuple[np.ndarray, np.ndarray]:
-    """50 rows of activations, and a matrix."""
+    """130 rows of activations, and a matrix."""
     rng = np.random.default_rng(inner * 10007 + outer)
     shape = (inner, outer) if SUMMED[dtype] == 0 else (outer, inner)
     if dtype == "int8":
-        values = [rng.integers(-127, 128, s) for s in ((50, inner), shape)]
+        values = [rng.integers(-127, 128, s) for s in ((130, inner), shape)]
     else:
-        values = [rng.normal(size=s) for s in ((50, inner), shape)]
+        values = [rng.normal(size=s) for s in ((130, inner), shape)]
     x, weights = (value.astype(np.float32).astype(jnp.dtype(dtype)) for value in values)
     return x, weights
 

@@ -19,6 +19,7 @@ from specjax.methods import (
     DraftSource,
     EarlyExitSource,
     MedusaParams,
+    NearSelfSource,
     PublishedDrafter,
     TranslatedParams,
     TranslatedSource,
@@ -131,7 +132,7 @@ class Case:
             if isinstance(proposer, specjax.FirstOf):
                 return place(proposer.first, params[0]), place(proposer.second, params[1])
             source = proposer.source if isinstance(proposer, Shape) else None
-            if isinstance(source, EarlyExitSource):
+            if isinstance(source, EarlyExitSource | NearSelfSource):
                 return target
             if isinstance(source, TranslatedSource):
                 return TranslatedParams(
@@ -280,6 +281,7 @@ def representative() -> dict[str, Case]:
     odd = transformer(vocab_size=VOCAB + 3)
     odd_weights = odd.init(jax.random.key(0))
     heads, arrays = medusa(plain.module.config, weights)
+    near = NearSelfSource(grouped, 3, sinks=1, selected=2, chunk=2)
     return {
         "draft, match": Case(decoder(plain, drafted), Params(weights, noisy(weights))),
         "whole draft, rejection": Case(
@@ -304,6 +306,11 @@ def representative() -> dict[str, Case]:
             ((1, 8), (2, 4)),
         ),
         "medusa tree": Case(decoder(plain, heads), Params(weights, arrays), ((4, 2),)),
+        "near self, selected": Case(
+            decoder(grouped, specjax.Chain(near, 2)),
+            Params(grouped_weights, grouped_weights),
+            ((2, 4), (1, 2)),
+        ),
         "experts, ngram": Case(
             decoder(experts, specjax.NGram(1)),
             Params(experts.init(jax.random.key(0))),

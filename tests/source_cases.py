@@ -401,8 +401,8 @@ def early_exit(kind: str) -> Case:
     )  # fmt: skip
 
 
-def near_self(kind: str) -> Case:
-    """The target in a window that holds the whole text; `test_near_self.py` has smaller ones."""
+def near_self(kind: str, window: int = CAPACITY, selected: int = 0) -> Case:
+    """The target that sees the whole text; `test_near_self.py` has smaller windows."""
     target = transformer()
     params = drawn(jax.eval_shape(target.init, jax.random.key(0)), 8)
     whole = jax.jit(lambda tokens: target.apply(params, tokens, jnp.arange(CAPACITY)[None]))
@@ -413,15 +413,25 @@ def near_self(kind: str) -> Case:
         tokens[0, : len(text)] = text
         return np.asarray(whole(tokens).logits[0])
 
+    def cache(count: Any) -> KVCache:
+        """What the target has of the texts; one that shares it has it as its state."""
+        empty = target.init_cache(ROWS, CAPACITY)
+        places = jnp.broadcast_to(jnp.arange(TEXTS.shape[1]), TEXTS.shape)
+        staged = target.apply(params, jnp.asarray(TEXTS), places, empty).staged
+        return staged.commit(jnp.asarray(count, jnp.int32))
+
     return Case(
-        NearSelfSource(target, CAPACITY, sinks=2), params,
+        NearSelfSource(target, window, sinks=2, selected=selected, chunk=3), params,
         lambda text, path: rows((*text, *path))[len(text) + len(path) - 1], kind, 2e-5,
+        cache=cache if selected else lambda count: None,
     )  # fmt: skip
 
 
 CASES = {
     "near self, chain": lambda: near_self("chain"),
     "near self, tree": lambda: near_self("tree"),
+    "near self, selected, chain": lambda: near_self("chain", 2, CAPACITY // 3),
+    "near self, selected, tree": lambda: near_self("tree", 2, CAPACITY // 3),
     "draft, chain": lambda: table_draft(TableModel(VOCAB + 4, memory=2), "chain"),
     "draft, tree": lambda: table_draft(TableModel(VOCAB - 5, memory=3), "tree"),
     "recurrent draft": recurrent_draft,

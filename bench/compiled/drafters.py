@@ -138,6 +138,16 @@ def _mtp(shape: Callable[[MtpSource], Proposer], head_tokens: int | None = None)
     return make
 
 
+def _self(selected: int) -> Maker:
+    """The target with the last 512 tokens, and with so many chunks that its queries choose."""
+
+    def make(target: Shapes, draft: Shapes) -> Sketch:
+        proposer = specjax.NearSelf(target.model, 512, num_drafts=_DRAFTED, selected=selected)
+        return Sketch(proposer, target.params)
+
+    return make
+
+
 DRAFTERS: dict[str, Maker] = {
     "none": lambda target, draft: Sketch(specjax.NoProposer()),
     "ngram": lambda target, draft: Sketch(specjax.NGram(_DRAFTED)),
@@ -151,6 +161,8 @@ DRAFTERS: dict[str, Maker] = {
     "dflash-tree": _dflash_tree,
     "dspark": _dspark,
     **{f"mtp-{n}": _mtp(functools.partial(Chain, num_drafts=n)) for n in (1, 2, 3)},
+    "self": _self(0),
+    "self-of-16-chunks": _self(16),
     "mtp-1-of-64k": _mtp(functools.partial(Chain, num_drafts=1), 2**16),
     "mtp-tree-of-4": _mtp(functools.partial(StaticTree, branching=(2, 1))),
     "mtp-tree-of-8": _mtp(functools.partial(StaticTree, branching=(2, 1, 1, 1))),

@@ -85,6 +85,8 @@ def compile_loop(
             own = jax.tree.map(_shape, own, own_shardings(_source(decoder.proposer), own, mesh))
         drafting = SharedParams(own, parts)
         shared = sum(map(_bytes_on_a_device, jax.tree.leaves(drafting.target)))
+    elif params.proposer is params.target:  # it drafts for itself
+        drafting, shared = target, sum(map(_bytes_on_a_device, jax.tree.leaves(target)))
     params = Params(target, drafting)
     platform = "tpu" if devices[0].platform == "tpu" else "gpu"
     with shapes_for(platform):

@@ -293,7 +293,8 @@ class _Counter:
                 return [None if self._updates(inner, inner.root) == [None] else sum(sizes)]
             return self._updates(inner, inner.root)
         if value.opcode not in _UPDATES:
-            return [None] * len(value.shapes)
+            aliased = _aliased(value)
+            return [0 if n in aliased else None for n in range(len(value.shapes))]
         update = within.by_name[value.operands[_UPDATES[value.opcode]]].shapes[0]
         size = math.prod(update.sizes) * update.itemsize
         return [size]
@@ -320,6 +321,9 @@ class _Counter:
                 made = tuple(origin for name in value.operands for origin in of(name))
             elif value.opcode in _SAME_VALUE or _joins_slices(value):
                 made = of(value.operands[0])[:1]
+            elif aliased := _aliased(value):
+                names = map(aliased.get, range(len(value.shapes)))
+                made = tuple(None if n is None else of(value.operands[n])[0] for n in names)
             elif value.opcode == "fusion":
                 inner = self.program.computations[value.calls[0]]
                 made = self._through(inner, inner.root, [of(name) for name in value.operands])
@@ -352,6 +356,18 @@ class _Counter:
         if value.opcode in _SAME_VALUE:
             return self._through(within, within.by_name[value.operands[0]], arguments)
         return (None,) * max(len(value.shapes), 1)
+
+
+def _aliased(value: Instruction) -> dict[int, int]:
+    """Of a kernel: result -> the operand in which it is written.
+
+    Such kernels write new tokens to a cache, of which the program does not say how many they are.
+    """
+    if value.opcode != "custom-call":
+        return {}
+    found = re.search(r"output_to_operand_aliasing={(.*?\))}", value.line)
+    pairs = re.findall(r"{(\d*)}: \((\d+), {}", found[1] if found else "")
+    return {int(result or 0): int(operand) for result, operand in pairs}
 
 
 def _is_bitcast(fused: Computation) -> bool:

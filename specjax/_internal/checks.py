@@ -38,6 +38,8 @@ def number(value: object) -> int | float | None:
 
     An array of 0 dimensions is a number; a boolean is not.
     """
+    if type(value) is int or type(value) is float:
+        return value
     if isinstance(value, int | float):
         if isinstance(value, bool):
             return None
@@ -55,9 +57,11 @@ def items(value: object) -> list[Any] | None:
 
     A string counts as one value, so it gives None.
     """
-    if isinstance(value, type | str | bytes | bytearray | memoryview):
+    if value is None or isinstance(
+        value, int | float | type | str | bytes | bytearray | memoryview
+    ):
         return None
-    if isinstance(value, Sequence):
+    if isinstance(value, list | tuple | Sequence):
         return list(value)
     if not hasattr(value, "__array__"):
         return None

@@ -21,6 +21,7 @@ from jax.core import Tracer
 
 from specjax._internal import kept_programs
 from specjax._internal.checks import within
+from specjax._internal.held_numbers import on_device
 from specjax._internal.mappings import mapped
 
 MOST = 64
@@ -41,6 +42,8 @@ class _Table(Protocol):
 
 _MOST_FORMS = 8
 """The most executables of one structure that are kept between processes."""
+
+_ZERO = np.zeros((), np.int32)
 
 _most: int | None = MOST
 _tables: list[_Table] = []
@@ -114,6 +117,11 @@ class Recent(Generic[Key, Value]):
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """Returns the value of a key, which now is the one that was used last."""
+        # A key is looked at as seldom as possible: to hash a large one takes 30 microseconds.
+        with self._lock:
+            if (known := self._values.get(key)) is not None:
+                self._values.move_to_end(key)
+                return known
         if key not in self and _most is not None and mapped() > _CROWDED:
             for table in _tables:
                 table.halve()
@@ -166,7 +174,7 @@ class _Entry:
         if (options := quick_code.options(arrays)) is None:
             return self.plain
         # A traced function may call this with arrays that it only closes over.
-        if isinstance(jax.device_put(np.int32(0)), Tracer):
+        if isinstance(jax.device_put(on_device(_ZERO)), Tracer):
             return self.plain
         if self._quick is None:
             self._quick = jax.jit(

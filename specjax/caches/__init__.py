@@ -6,6 +6,7 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.caches.branches import BranchCache, Memory
+    from specjax.caches.choosing import ChoosingCache, chunks_of_turn, summarised
     from specjax.caches.going_back import kept, restored
     from specjax.caches.hybrid import Both, HybridCache, Written
     from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         with_node,
     )
     from specjax.caches.pages import (
+        Joint,
         Paged,
         PagedCache,
         Pages,
@@ -53,7 +55,9 @@ __all__ = [
     "SPARE_SLOTS",
     "Both",
     "BranchCache",
+    "ChoosingCache",
     "HybridCache",
+    "Joint",
     "KVCache",
     "LayerState",
     "Memory",
@@ -68,6 +72,7 @@ __all__ = [
     "advanced",
     "as_read",
     "can_have_pages",
+    "chunks_of_turn",
     "cleared",
     "copied_page",
     "decayed",
@@ -86,6 +91,7 @@ __all__ = [
     "stage",
     "stored",
     "stored_size",
+    "summarised",
     "visible_slots",
     "with_node",
     "with_pages",

@@ -41,6 +41,11 @@ SPARE_SLOTS = 1
 """Slots (1) that a cache has beyond those it needs: `stage` pads a single token to two on a CPU."""
 
 
+def whole_slots(count: int) -> int:
+    """Returns the slots of a cache that needs so many."""
+    return -(-count // _GPU_SLOTS) * _GPU_SLOTS if platform_of_shapes() == "gpu" else count
+
+
 def stage(
     buffer: Array,
     new: Array,
@@ -86,6 +91,13 @@ def stage(
 
     forms = {"cpu": cpu, "cuda": on_gpus, "rocm": on_gpus}
     return by_platform(forms, write, buffer, new, start)
+
+
+def slots_at(buffer: Array, index: Array) -> Array:
+    """Returns the slots `index` [B, K or 1, N], all below S, of `buffer` [B, K, S, D]."""
+    # By default JAX compares what it took with the bounds, in another pass over it.
+    mode = "promise_in_bounds"
+    return jnp.take_along_axis(buffer, index[..., None], axis=2, mode=mode)
 
 
 def _write_slices(buffer: Array, new: Array, start: Array) -> Array:
@@ -174,9 +186,7 @@ class KVCache(Cache):
 
         # Zeros, not uninitialised memory: a masked slot is multiplied by 0, and 0 times NaN is NaN.
         def leaves(which: int) -> tuple[Array, ...]:
-            slots = size + SPARE_SLOTS
-            if platform_of_shapes() == "gpu":
-                slots = -(-slots // _GPU_SLOTS) * _GPU_SLOTS
+            slots = whole_slots(size + SPARE_SLOTS)
             shapes = ((batch, sizes[0], slots, sizes[which]) for sizes in layers)
             return tuple(jnp.zeros(shape, dtype) for shape in shapes)
 
@@ -279,17 +289,11 @@ class KVCache(Cache):
         after the length have room for `room` staged tokens.
         """
         kept = first + last
-        slot = jnp.arange(min(kept, self.capacity))
+        slot = jnp.arange(whole_slots(min(kept, self.capacity) + room + SPARE_SLOTS))
         moved = jnp.where(slot < first, 0, jnp.maximum(self.length[:, None] - kept, 0))
-        index = jnp.minimum(slot + moved, self.capacity - 1)[:, None, :, None]
-        slots = len(slot) + room + SPARE_SLOTS
-        if platform_of_shapes() == "gpu":
-            slots = -(-slots // _GPU_SLOTS) * _GPU_SLOTS
-        beyond = (0, 0), (0, 0), (0, slots - len(slot)), (0, 0)
-
-        def taken(buffer: Array) -> Array:
-            return jnp.pad(jnp.take_along_axis(buffer, index, axis=2), beyond)
-
+        # Free slots repeat a token: to fill them with zeros, XLA would pad each array.
+        index = jnp.minimum(slot + moved, self.capacity - 1)[:, None]
+        taken = functools.partial(slots_at, index=index)
         keys, values = jax.tree.map(taken, (self.keys, self.values))
         return dataclasses.replace(
             self, keys=keys, values=values, length=jnp.minimum(self.length, kept)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,12 @@ class Pages:
         """Returns the rows [B, K, N, D] of the slots [B, N]."""
         page = _pages_at(self.table, slots, self.page)
         return self.pool[page, :, slots % self.page].swapaxes(1, 2)
+
+    def at_of_heads(self, slots: Array) -> Array:
+        """Returns the rows [B, K, N, D] of the slots [B, K or 1, N], which differ by head."""
+        page = jnp.take_along_axis(self.table[:, None], slots // self.page, axis=2)
+        heads = jnp.arange(self.pool.shape[1])[:, None]
+        return self.pool[page, heads, slots % self.page]
 
 
 def _pages_at(table: Array, slots: Array, page: int) -> Array:
@@ -185,6 +191,8 @@ class PagedWindows(_Table, WindowedCache):
 Paged = PagedCache | PagedWindows
 """A cache in which some layers have pages."""
 
+_KINDS = (PagedCache, PagedWindows)
+
 
 def _ring(cache: KVCache, index: int) -> int | None:
     """Returns the slots of the ring of a layer, or None if it holds the whole text."""
@@ -194,7 +202,7 @@ def _ring(cache: KVCache, index: int) -> int | None:
 
 def is_paged(x: object) -> bool:
     """Returns whether `x` is a cache with pages, for `jax.tree.map(..., is_leaf=is_paged)`."""
-    return isinstance(x, Paged)
+    return type(x) in _KINDS  # `isinstance` of an abstract class takes ten times as long
 
 
 def can_have_pages(tree: object) -> bool:
@@ -319,6 +327,34 @@ def with_pages(tree: _T, pools: Sequence[Pool]) -> _T:
         return tuple(next(others) if ring is None else ring for ring in rings)
 
     return _map(of, tree)
+
+
+class Joint(Generic[_T]):
+    """`with_pages` and `without_pages` for many trees of one structure.
+
+    A call only takes the leaves to other places, which an engine does in each turn.
+    """
+
+    def __init__(self, tree: _T, pools: Sequence[Pool]) -> None:
+        """Learns the places from a tree without its pages, and from the pages."""
+        (_, parted), (_, pages) = map(jax.tree.flatten, (tree, pools))
+        some, more = parted.num_leaves, pages.num_leaves
+        numbers = parted.unflatten(range(some)), pages.unflatten(range(some, some + more))
+        self._order, self._whole = jax.tree.flatten(with_pages(*numbers))
+        self._parted, self._pages = parted, pages
+        places = sorted(range(some + more), key=self._order.__getitem__)
+        self._rest, self._pools = places[:some], places[some:]
+
+    def join(self, tree: _T, pools: Sequence[Pool]) -> _T:
+        """Returns `with_pages(tree, pools)`."""
+        leaves = jax.tree.leaves(tree) + jax.tree.leaves(pools)
+        return self._whole.unflatten([leaves[index] for index in self._order])
+
+    def part(self, tree: _T) -> tuple[_T, list[Pool]]:
+        """Returns `without_pages(tree)`."""
+        leaves = jax.tree.leaves(tree)
+        rest, pools = ([leaves[n] for n in places] for places in (self._rest, self._pools))
+        return self._parted.unflatten(rest), self._pages.unflatten(pools)
 
 
 def with_table(tree: _T, change: Callable[[Array | None], Array]) -> _T:

@@ -19,6 +19,7 @@ class Model(Part, Generic[ParamsT, CacheT]):
     max_positions: int
     reads_trees: bool  # True if `apply` applies `mask`, and the cache commits paths
     sparse: bool = False  # True if a token uses some of the weights, such as a few experts
+    one_cpu: bool = False  # True if all arrays are on one CPU, if they are on a CPU
     triton: bool = False  # True if all arrays are on one NVIDIA GPU for which XLA compiles Triton
     num_taps: int = 0  # `taps` may hold 0 ... num_taps - 1; 0: the model offers no inner layers
 

@@ -75,6 +75,7 @@ def before(prompt: Block) -> Block:
         features=first(prompt.features),
         count=jnp.zeros_like(prompt.count),
         whole=False,
+        cache=None,
     )
 
 

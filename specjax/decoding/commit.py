@@ -12,6 +12,7 @@ from specjax import tree
 from specjax._internal.platforms import platform_of_shapes
 from specjax._internal.row_writes import write
 from specjax.decoding.logprobs import Logprobs
+from specjax.sampling import Drawn
 from specjax.types import ABSENT, DecodeState, Stats, StepInfo
 
 
@@ -47,7 +48,7 @@ def record(
     path: Array,
     emitted: Array,
     logits: Array,
-    warped: Array,
+    judged: Array | Drawn,
     num_logprobs: int | None,
 ) -> Logprobs | None:
     """Returns the buffers `state.logprobs` with the log-probabilities of a step's emitted tokens.
@@ -56,14 +57,13 @@ def record(
       state: before the step.
       path: [B, D + 1] the accepted nodes, root first; emitted token i was drawn after node i.
       emitted: [B, D + 1] tokens.
-      logits, warped: [B, N, V] the target's logits after each node, before and after warping.
+      logits: [B, N, V] the target's logits after each node.
+      judged: the same after warping, or what was drawn from them.
       num_logprobs: top tokens to record; None: there are no buffers.
     """
     if num_logprobs is None:
         return None
-    at = path[..., None]
-    logits, warped = (jnp.take_along_axis(x, at, axis=1) for x in (logits, warped))
-    measured = Logprobs.measure(logits, warped, emitted, num_logprobs)
+    measured = Logprobs.measure(logits, judged, path, emitted, num_logprobs)
     return jax.tree.map(
         lambda buffer, new: write(buffer, new, state.length), state.logprobs, measured
     )

@@ -54,11 +54,14 @@ from specjax.processors import (
     process,
 )
 from specjax.sampling import (
+    Drawn,
     IndependentDraw,
     PositionDraw,
     Sampling,
     SharedDraw,
     argmax,
+    draw_at_once,
+    draws_at_once,
     keys_of_rows,
     warp,
 )
@@ -101,6 +104,7 @@ class Verification:
     tree: Tree  # of each row, without drafts that are deeper than the row's `num_drafts`
     output: ModelOutput  # of the target's pass; the proposal is staged in its cache
     logits: Array  # [B, N, V] float32; the target's warped logits after each node
+    drawn: Drawn | None = None  # of a decoder that draws at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +122,8 @@ class Decoder:
       logits_processor: a user's function: see `specjax.processors.LogitsProcessor`.
       num_logprobs: record the log-probability of each emitted token, and of this many most probable
         tokens; None records nothing.
+      draws_at_once: on one CPU, warp, draw and measure in one kernel instead of several passes over
+        the logits.  The tokens are the same.
     """
 
     target: Model
@@ -127,6 +133,7 @@ class Decoder:
     capacity: int = 512
     logits_processor: LogitsProcessor | None = None
     num_logprobs: int | None = None
+    draws_at_once: bool = False
     # The rule without its numbers, which are traced.
     _rule_form: object = dataclasses.field(init=False, repr=False)
 
@@ -293,6 +300,11 @@ class Decoder:
             narrower = ()
         if not narrower:
             output = self._read(num_nodes, state.cache, *reading)
+            if self._draws_at_once(state):
+                drawn = self._draw_at_once(state, proposal, tree, output)
+                verdict = jax.vmap(self.rule.walk)(proposal, drawn.token)
+                logits = self._warp(state, output.logits)  # computed only if a caller reads it
+                return Verification(verdict, tree, output, logits, drawn)
             verdict, logits = self._judge(num_nodes, state, proposal, tree, output, draw)
             return Verification(verdict, tree, output, logits)
         # The narrowest width that holds the drafts of all rows.
@@ -398,6 +410,32 @@ class Decoder:
             return jax.vmap(self.rule)(*row), logits
         return jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row), logits
 
+    def _draws_at_once(self, state: DecodeState) -> bool:
+        """Returns whether a kernel draws the token after each node."""
+        return (
+            self.draws_at_once
+            and self.rule.by_node
+            and self.target.one_cpu
+            and state.processors is None
+            and draws_at_once(state.key, self.target.vocab_size)
+        )
+
+    def _draw_at_once(
+        self, state: DecodeState, proposal: Proposal, tree: Tree, output: ModelOutput
+    ) -> Drawn:
+        """Returns the token that the rule draws after each node, and its log-probabilities."""
+        width = proposal.tokens.shape[1]
+
+        def one_by_one() -> Array:
+            noise = jax.vmap(lambda draw, depth: draw.noise(jnp.arange(width), depth))(
+                self._draw(state, width), tree.depth
+            )
+            return argmax(self._warp(state, output.logits) + noise)
+
+        position = state.cache.length[:, None] + 1 + tree.depth
+        sums = self.num_logprobs is not None
+        return draw_at_once(output.logits, state.sampling, state.key, position, sums, one_by_one)
+
     def _judge_nodes(
         self, state: DecodeState, proposal: Proposal, tree: Tree, output: ModelOutput, count: Array
     ) -> tuple[Verdict, Array]:
@@ -448,7 +486,8 @@ class Decoder:
         features = None if out.features is None else jnp.take_along_axis(out.features, at, axis=1)
         block = Block(accepted, hidden, new, features)
         processors: Processors | None = state.processors
-        logprobs = record(state, path, emitted, out.logits, verification.logits, self.num_logprobs)
+        judged = verification.logits if verification.drawn is None else verification.drawn
+        logprobs = record(state, path, emitted, out.logits, judged, self.num_logprobs)
         info = StepInfo(emitted, new, num_accepted, path, proposal, verdict, verification.logits)
         after = dataclasses.replace(
             state,

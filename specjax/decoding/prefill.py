@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ def check_memory(decoder: Parts, placed: Placed, params: Params, inputs: RowInpu
     leaves, structure = jax.tree.flatten((params, inputs))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_on_a_mesh(x)) for x in leaves)
+    shapes = tuple((x.shape, x.dtype, _on_a_mesh(x)) for x in leaves)
     rows = len(inputs.prompt)
     what = f"{rows} rows with a capacity of {decoder.capacity} tokens"
     cure = (
@@ -119,7 +119,7 @@ def _on_a_mesh(x: Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding | 
 
     It is None for a host array and for one on a single device: both give the same trace.
     """
-    at = x.sharding if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else None
+    at = getattr(x, "sharding", None)
     return at if isinstance(at, NamedSharding) else None
 
 
@@ -129,12 +129,14 @@ def _needed(
     placed: Placed,
     rows: int,
     structure: Hashable,  # a PyTreeDef
-    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    shapes: tuple[tuple[tuple[int, ...], Any, NamedSharding | None], ...],
 ) -> int:
-    place = kept_programs.place_of("bytes", decoder, placed, rows, structure, shapes)
+    """`shapes` has the shape, the dtype and the place of each leaf."""
+    made = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=at) for shape, dtype, at in shapes)
+    place = kept_programs.place_of("bytes", decoder, placed, rows, structure, made)
     if (kept := kept_programs.read(place)) is not None:
         return int(kept)
-    params, inputs = jax.tree.unflatten(structure, shapes)
+    params, inputs = jax.tree.unflatten(structure, made)
     # The call of `start` that follows reuses this trace.
     state = jax.eval_shape(functools.partial(start, decoder, placed), params, inputs)
     mesh, split_target, _ = placed
@@ -220,7 +222,7 @@ def _begin(
         documents = shard_state(jnp.asarray(inputs.documents), mesh, False)
     prompt = shard_state(jnp.asarray(inputs.prompt), mesh, False)
     count = jnp.asarray(inputs.prompt_length) - 1
-    block = Block(prompt, hidden, count, features, documents)
+    block = Block(prompt, hidden, count, features, documents, cache=state.cache)
     begun = decoder.proposer.start(params, block, decoder.capacity)
     state, begun = shard_state(state, mesh, split_target), shard_state(begun, mesh, split_proposer)
     return dataclasses.replace(state, proposer=begun)

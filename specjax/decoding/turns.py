@@ -132,9 +132,9 @@ def _read(
     at = jnp.minimum(at, decoder.target.max_positions - 1)
     proposer = decoder.proposer
     out = decoder.target.apply(params.target, tokens, at, held.cache, taps=proposer.taps)
-    block = Block(tokens, out.hidden, count, out.features, None, whole=False)
-    read = proposer.read(params.proposer, held.proposer, block)
-    return Held(out.staged.commit(count), read)
+    cache = out.staged.commit(count)
+    block = Block(tokens, out.hidden, count, out.features, None, whole=False, cache=cache)
+    return Held(cache, proposer.read(params.proposer, held.proposer, block))
 
 
 @programs(static=1, shape=_shape, donate=(2,))

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from specjax._internal.checks import shown, typed, whole
+from specjax._internal.held_numbers import on_device
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN, as_chain
 from specjax.drafters.costs import calibrated
@@ -122,7 +123,7 @@ class AdaptiveDrafter(Drafter):
             ):
                 numbers[name] = np.zeros((len(widths), 2), np.float32)
         # jnp.asarray would compile a program for each shape.
-        return {name: jax.device_put(number) for name, number in numbers.items()}
+        return {name: on_device(number) for name, number in numbers.items()}
 
 
 def _shortened(part: Drafter, depth: int) -> Drafter | None:

@@ -1,10 +1,11 @@
-"""Products and attention of few rows, and random bits, on a CPU, compiled by LLVM.
+"""Products and attention of few rows, random bits and draws, on a CPU, compiled by LLVM.
 
 A step of decoding multiplies a few rows with every weight, so its least time is that of reading the
 weights.  XLA:CPU comes close to that only for a single row of float32.  These kernels read each
 weight from memory once, and the bits of a row do not depend on the number of rows.  The same holds
-for the keys and values of a cache.  Random bits are those of JAX.  Attention, packed matrices and
-experts have kernels for a GPU too (`gpu_attention.py`, `gpu_codes.py`, `gpu_experts.py`).
+for the keys and values of a cache.  Random bits and drawn tokens are those of JAX.  Attention,
+packed matrices and experts have kernels for a GPU too (`gpu_attention.py`, `gpu_codes.py`,
+`gpu_experts.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
     from specjax.kernels.randomness import random_bits, takes_random_bits
+    from specjax.kernels.token_draws import Draws, draws, takes_draws
     from specjax.kernels.tpu_pages import (
         few_queries_of_pages_on_tpu,
         takes_pages_on_tpu,
@@ -56,9 +58,11 @@ __all__ = [
     "MOST_NORMED_ROWS",
     "MOST_TOKENS",
     "Coding",
+    "Draws",
     "GpuCodes",
     "LayersForm",
     "coding_of",
+    "draws",
     "few_experts_on_gpu",
     "few_queries",
     "few_queries_of_pages",
@@ -78,6 +82,7 @@ __all__ = [
     "takes_attention",
     "takes_attention_on_gpu",
     "takes_codes",
+    "takes_draws",
     "takes_experts_on_gpu",
     "takes_layers",
     "takes_pages",

@@ -12,6 +12,11 @@ _DEEP = 16
 and with fewer the sums are moved too often.
 """
 
+_MANY, _PANEL_DEEP = 24, 64
+"""More than `_MANY` rows of x are multiplied panel by panel: `_PANEL_DEEP` rows of a few columns of
+the matrix are copied, and then all rows of x pass.
+"""
+
 _LINE = 16
 """The float32 numbers in a cache line."""
 
@@ -19,18 +24,31 @@ _LINE = 16
 def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
     """Multiplies many rows of x, for which most of the time goes into multiplying.
 
-    The sums of a group of rows, for a few neighbouring columns, stay in registers while `_DEEP`
-    rows of the matrix pass.  Meanwhile the next columns are prefetched, since the processor does
-    not predict them.
+    The sums of a group of rows, for a few neighbouring columns, stay in registers while a few
+    rows of the matrix pass.  Meanwhile what comes next is prefetched, since the processor does not
+    predict it.  These are the next columns of the same rows; for more than `_MANY` rows of x, the
+    next rows of the same columns, which are a panel.  Either order adds the same terms to a sum
+    one after the other.
     """
     b, lanes = emit.b, machine.lanes
     vector = ir.VectorType(FLOAT, lanes)
     most, wide = (6, 4) if machine.registers >= 32 else (4, 2)
+    panel, kind_of_weight = wide * lanes, of.w.type.pointee
+    size = 4 if kind_of_weight == FLOAT else 2
+    columns_of_row = ir.VectorType(kind_of_weight, lanes)
+    with b.goto_entry_block():
+        held = b.alloca(ir.ArrayType(kind_of_weight, _PANEL_DEEP * panel))
+        held.align = 64
+        packed = b.bitcast(held, of.w.type)
 
-    def add(k: Value, deep: Value, j: Value, vectors: int, kind: ir.Type, m: Value, many: int):
+    def add(
+        k: Value, deep: Value, j: Value, vectors: int, kind: ir.Type, m: Value, many: int,
+        weights_at: tuple[Value, Value],
+    ) -> None:  # fmt: skip
         """Adds rows [k, deep) of the matrix, into sums of `many` rows of x from m.
 
-        The sums are those of the columns in `vectors` of `kind`, from column j.
+        The sums are those of the columns in `vectors` of `kind`, from column j.  `weights_at` is
+        where these columns of row 0 lie, or would, and how far the next row is.
         """
         width = lanes if kind == vector else 1
         mine = [b.add(m, word(i)) for i in range(many)]
@@ -39,9 +57,10 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
         places = [(place, word(v * width)) for place in sums for v in range(vectors)]
         before = [emit.read(*place, kind, 4) for place in places]
         with emit.loop(k, deep, 1, before) as (i, totals, following):
-            row = b.gep(of.w, [b.add(b.mul(i, of.stride), j)])
-            for ahead in range(vectors * width, 2 * vectors * width, _LINE):
-                emit.prefetch(b.gep(row, [word(ahead)]))
+            later = b.gep(of.w, [b.add(b.add(b.mul(i, of.stride), j), ahead)])
+            for line in range(0, vectors * width, _LINE):
+                emit.prefetch(b.gep(later, [word(line)]))
+            row = b.gep(weights_at[0], [b.mul(i, weights_at[1])])
             length = lanes if kind == vector else None
             weights = [emit.weights(row, word(v * width), length) for v in range(vectors)]
             for r, place in enumerate(activations):
@@ -53,18 +72,41 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
         for total, place in zip(totals, places, strict=True):
             emit.write(total, *place, 4)
 
-    groups = emit.groups(of.rows, most)
-    with emit.loop(word(0), of.inner, _DEEP) as (k, _, _):
-        deep, begin = emit.least(b.add(k, word(_DEEP)), of.inner), start
-        for vectors, kind, width in (
-            (wide, vector, wide * lanes),
-            (1, vector, lanes),
-            (1, FLOAT, 1),
-        ):
-            stop = b.add(begin, emit.whole(b.sub(end, begin), width))
+    def copy(k: Value, deep: Value, j: Value) -> None:
+        """Copies rows [k, deep) of the panel from column j, as its lines may share few places of
+        the L1 cache.
+        """
+        with emit.loop(k, deep, 1) as (i, _, _):
+            row = b.gep(of.w, [b.add(b.mul(i, of.stride), j)])
+            place = b.gep(packed, [b.mul(b.sub(i, k), word(panel))])
+            for at in range(0, panel, lanes):
+                emit.write(emit.read(row, word(at), columns_of_row, size), place, word(at), size)
+
+    def columns(k: Value, deep: Value, begin: Value, last: Value) -> None:
+        """Adds rows [k, deep) of the matrix to the sums of columns [begin, last)."""
+        for vectors, kind, width in ((wide, vector, panel), (1, vector, lanes), (1, FLOAT, 1)):
+            stop = b.add(begin, emit.whole(b.sub(last, begin), width))
             with emit.loop(begin, stop, width) as (j, _, _):
+                place = b.gep(of.w, [j]), of.stride
+                if width == panel:
+                    with b.if_then(panels):
+                        copy(k, deep, j)
+                    # LLVM takes its time for each loop over groups, so both kinds share one.
+                    before = b.gep(packed, [b.sub(word(0), b.mul(k, word(panel)))])
+                    mine = before, word(panel)
+                    place = tuple(b.select(panels, *two) for two in zip(mine, place, strict=True))
                 # Columns behind the last vector are few, and LLVM takes its time for each size.
                 for group in groups if kind == vector else [(word(0), of.rows, 1)]:
                     with emit.loop(*group) as (m, _, _):
-                        add(k, deep, j, vectors, kind, m, group[2])
+                        add(k, deep, j, vectors, kind, m, group[2], place)
             begin = stop
+
+    groups = emit.groups(of.rows, most)
+    panels = b.icmp_signed(">", of.rows, word(_MANY))
+    depth = b.select(panels, word(_PANEL_DEEP), word(_DEEP))
+    ahead = b.select(panels, b.mul(of.stride, word(_PANEL_DEEP)), word(panel))
+    at_once = b.select(panels, word(panel), b.add(b.sub(end, start), word(1)))
+    with emit.loop(start, end, at_once) as (left, _, _):
+        right = emit.least(b.add(left, at_once), end)
+        with emit.loop(word(0), of.inner, depth) as (k, _, _):
+            columns(k, emit.least(b.add(k, depth), of.inner), left, right)

@@ -18,6 +18,7 @@ from specjax.kernels.attending import Attention
 from specjax.kernels.codes import Codes
 from specjax.kernels.coding import VNNI, Coding
 from specjax.kernels.columns import Product
+from specjax.kernels.drawing import Drawing
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
 from specjax.kernels.layer_forms import LayersForm
@@ -90,6 +91,12 @@ def random_bits(dtype: str) -> str:
     """Returns the name as `product`, for random numbers of this dtype, which is uint32."""
     work = RandomBits(machine().lanes)
     return _registered(f"specjax_random_bits_{dtype}", work, "random_bits", dtype)
+
+
+def drawing(dtype: str) -> str:
+    """Returns the name as `product`, for draws from logits of this dtype, which is float32."""
+    work = Drawing(machine().lanes)
+    return _registered(f"specjax_drawing_{dtype}", work, "drawing", dtype)
 
 
 _names: set[str] = set()

@@ -18,7 +18,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from specjax.kernels.coding import Coding, Piece
+from specjax.kernels.coding import ALL, Coding, Piece
 from specjax.kernels.columns import share_of
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Machine
@@ -28,6 +28,9 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 _SHARES = 2
 """Parts for each thread, so that a thread that begins late does less."""
+
+_UNROLLED = 4
+"""The most blocks of a group that are written without a loop."""
 
 _HIGH = 2.0**28
 """What a code of 4 bits is multiplied by if it lies in the highest bits of a word."""
@@ -230,10 +233,12 @@ class _Part(Beside):
             self._arrange(b.inttoptr(address, FLOAT.as_pointer()))
         # With few rows more outputs at once are more streams from memory.
         few, most = (2, 6) if self.machine.registers >= 32 else (1, 2)
+        # The table of the codes of 4 bits takes registers, too.
+        outputs = (3 if self.coding.bits == 4 else 4) if self.machine.registers >= 32 else 2
         some = b.icmp_signed("<=", self.rows, word(few))
         middle = b.select(some, self.last, self.first)
         self.each_tile(self.first, middle, 4, few, self._tile)
-        self.each_tile(middle, self.last, 2, most, self._tile)
+        self.each_tile(middle, self.last, outputs, most, self._tile)
         if taken is not None:
             b.call(emit.c("free"), [taken])
         b.ret_void()
@@ -258,36 +263,59 @@ class _Part(Beside):
         codes = [b.gep(self.codes, [b.mul(j, self.width)]) for j in columns]
         ahead = b.mul(self.width, word(outputs))
         empty = [ir.Constant(self.vector, None)] * (rows * outputs)
-        with emit.loop(word(0), self.inner, coding.block, empty) as (start, now, following):
+
+        def add(start: Value, piece: Piece, zeros: list[Value | None], sums: list[Value]) -> None:
+            """Adds the products of a piece of a block to sums; None stands for a new sum."""
             place = b.sdiv(start, word(8 // coding.bits))
-            for each in codes:
-                emit.prefetch(b.gep(each, [b.add(place, ahead)]))
-            group = b.sdiv(start, word(coding.group))
+            if piece.vectors.start == 0:
+                for each in codes:
+                    emit.prefetch(b.gep(each, [b.add(place, ahead)]))
             at = [b.gep(each, [place]) for each in codes]
-            found = list(now)
+            decoders = [self._decoder(*each) for each in zip(at, zeros, strict=True)]
+            for j in piece.vectors:
+                read = [
+                    emit.read(row, b.add(start, word(j * lanes)), self.vector, 4)
+                    for row in activations
+                ]
+                for c, decode in enumerate(decoders):
+                    number = decode(j)
+                    for r, row in enumerate(read):
+                        k = r * outputs + c
+                        sums[k] = (
+                            b.fmul(number, row)
+                            if sums[k] is None
+                            else emit.multiply_add(number, row, sums[k])
+                        )
+
+        def add_span(begin: Value, end: Value, blocks: int, totals: list[Value]) -> list[Value]:
+            """Returns totals with the products of a group of inputs, or of a block of groups."""
+            group = b.sdiv(begin, word(coding.group))
             for piece in coding.pieces:
                 beside = [self._beside(j, group, piece) for j in columns]
-                decoders = [
-                    self._decoder(code, zero) for code, (_, zero) in zip(at, beside, strict=True)
-                ]
+                zeros = [zero for _, zero in beside]
                 sums: list[Value] = [None] * (rows * outputs)
-                for j in piece.vectors:
-                    read = [
-                        emit.read(row, b.add(start, word(j * lanes)), self.vector, 4)
-                        for row in activations
-                    ]
-                    for c, decode in enumerate(decoders):
-                        number = decode(j)
-                        for r, row in enumerate(read):
-                            k = r * outputs + c
-                            sums[k] = (
-                                b.fmul(number, row)
-                                if sums[k] is None
-                                else emit.multiply_add(number, row, sums[k])
-                            )
-                for k, total in enumerate(found):
-                    found[k] = emit.multiply_add(sums[k], beside[k % outputs][0], total)
-            following[:] = found
+                if blocks <= _UNROLLED and not coding.cut:
+                    for i in range(blocks):
+                        add(b.add(begin, word(i * coding.block)), piece, zeros, sums)
+                else:
+                    with emit.loop(begin, end, coding.block, empty) as (start, sums, following):
+                        found = list(sums)
+                        add(start, piece, zeros, found)
+                        following[:] = found
+                totals = [
+                    emit.multiply_add(one, beside[k % outputs][0], totals[k])
+                    for k, one in enumerate(sums)
+                ]
+            return totals
+
+        if coding.group == ALL:
+            now = add_span(word(0), self.inner, coding.group, empty)
+        else:
+            span = max(coding.block, coding.group)
+            with emit.loop(word(0), self.inner, span, empty) as (begin, now, following):
+                end = b.add(begin, word(span))
+                end = emit.least(end, self.inner) if coding.cut else end
+                following[:] = add_span(begin, end, span // coding.block, list(now))
         for k, total in enumerate(now):
             r, c = divmod(k, outputs)
             place = b.add(b.mul(mine[r], self.outputs), columns[c])

@@ -62,6 +62,7 @@ class Coding:
       segment: the inputs that are summed as whole numbers in tiles (AMX); 0 without them.
       rounded: the inputs that share a step, if activations are rounded to 8 bits; else 0.
       fp8: the codes are numbers of e4m3.
+      cut: the last group of an output has fewer inputs than the others.
     """
 
     bits: int
@@ -75,6 +76,7 @@ class Coding:
     segment: int = 0
     rounded: int = 0
     fp8: bool = False
+    cut: bool = False
 
     @property
     def tiles(self) -> bool:
@@ -111,7 +113,7 @@ class Coding:
     def name(self) -> str:
         return (
             f"specjax_codes_{self.kind}_{self.offset}_{self.group}_{self.scales}_{self.zeros}"
-            f"_{self.lanes}_{self.segment}_{self.rounded}"
+            f"_{self.lanes}_{self.segment}_{self.rounded}{'_cut' if self.cut else ''}"
         ).replace("-", "m")
 
     @property

@@ -37,7 +37,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def loop(
-        self, start: Value, stop: Value, step: int, carried: Sequence[Value] = ()
+        self, start: Value, stop: Value, step: int | Value, carried: Sequence[Value] = ()
     ) -> Iterator[tuple[Value, list[Value], list[Value]]]:
         """Writes `for i in range(start, stop, step)`, with values carried between its turns.
 
@@ -59,7 +59,8 @@ class Emitter:
         b.position_at_end(body)
         following: list[Value] = list(now)
         yield index, now, following
-        index.add_incoming(b.add(index, word(step)), b.block)
+        by = word(step) if isinstance(step, int) else step
+        index.add_incoming(b.add(index, by), b.block)
         for phi, value in zip(now, following, strict=True):
             phi.add_incoming(value, b.block)
         b.branch(head)

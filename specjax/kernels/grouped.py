@@ -74,7 +74,7 @@ def coding_of(
     kind = codes.dtype.name
     made = Coding(
         bits, fp4, kind == "int8", offset, group, scales.dtype.name, kind_of_zeros, lanes,
-        fp8=kind == _FP8,
+        fp8=kind == _FP8, cut=group != ALL and inputs % group > 0,
     )  # fmt: skip
     if rounded:
         widths = available.byte_lanes()

@@ -11,7 +11,7 @@ from jax import Array
 from specjax._internal.processors import processors
 from specjax.kernels import available
 from specjax.kernels.layer_forms import LayersForm
-from specjax.kernels.narrow import most_rows
+from specjax.kernels.narrow import FEW_PROCESSORS, most_rows
 from specjax.kernels.queries import LARGEST
 
 _EACH = 16
@@ -19,12 +19,9 @@ _EACH = 16
 
 _PROMPT = 512
 """The most rows on a few processors with vectors of 512 bits, where a prompt of the shipped target
-takes three quarters of the time that XLA takes, and one of 110M parameters about as long.
-"""
-
-_PROCESSORS = 8
-"""The most processors on which prompts take the kernel: measured on two, and XLA's products may
-spread over many better than five phases that wait for one another.
+takes three quarters of the time that XLA takes, and one of 110M parameters about as long.  It was
+measured on two: XLA's products may spread over many better than five phases that wait for one
+another.
 """
 
 _STREAMS = 2**24
@@ -39,7 +36,7 @@ def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bo
       streams: the numbers of a row in the streams behind all layers, L E.
       columns: the sizes of all rows and columns of the matrices.
     """
-    prompt = available.lanes() >= 16 and processors() <= _PROCESSORS
+    prompt = available.lanes() >= 16 and processors() <= FEW_PROCESSORS
     prompt = prompt and rows * streams <= _STREAMS
     return (
         0 < rows <= (_PROMPT if prompt else most_rows(form.weight))

@@ -38,9 +38,6 @@ PHASES = 5
 _SHARES = 1
 """Parts of a phase for each thread."""
 
-_ROWS = 64
-"""Rows that are multiplied at once, whose sums stay in the L2 cache."""
-
 _WORTH = 2**16
 """The multiplications of the products of a phase for which a further part pays."""
 
@@ -360,10 +357,7 @@ class _Part:
             b.call(self.multiply, [x, *matrix, y, part, self.some, *sizes])
             return
         share, matrix = share_of(self.emit, count, part, self.some), self.buffer(name)
-        with self.emit.loop(word(0), self.rows, _ROWS) as (row, _, _):
-            rows = self.emit.least(b.sub(self.rows, row), word(_ROWS))
-            mine = b.gep(x, [b.mul(row, inner)]), b.gep(y, [b.mul(row, count)])
-            b.call(self.multiply, [mine[0], matrix, mine[1], *share, rows, inner, count, count])
+        b.call(self.multiply, [x, matrix, y, *share, self.rows, inner, count, count])
 
     def _normed(self, x: Value, name: str) -> tuple[Value, Value]:
         """Returns the norms of all rows, and the memory that is to be freed."""

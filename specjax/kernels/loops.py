@@ -22,6 +22,10 @@ _TILE = 1024
 """Columns whose sums stay in the L1 cache while all rows of the matrix pass."""
 
 
+_ROWS = 64
+"""Rows of x that are multiplied at once, whose sums of a few columns stay in the L1 cache."""
+
+
 def loops(form: Form, machine: Machine) -> Piece:
     """Returns f(x, w, y, first, last, rows, inner, stride, count): columns of y = x @ w.
 
@@ -43,6 +47,18 @@ def loops(form: Form, machine: Machine) -> Piece:
 def _columns(
     emit: Emitter, form: Form, machine: Machine, of: Operands, first: Value, last: Value
 ) -> None:
+    """Multiplies equal shares of the rows of x, one after the other."""
+    b = emit.b
+    every = b.select(b.icmp_signed(">", of.rows, word(0)), of.rows, word(1))
+    shares = b.sdiv(b.add(every, word(_ROWS - 1)), word(_ROWS))
+    size = b.sdiv(b.add(every, b.sub(shares, word(1))), shares)
+    with emit.loop(word(0), of.rows, size) as (row, _, _):
+        x, y = b.gep(of.x, [b.mul(row, of.inner)]), b.gep(of.y, [b.mul(row, of.count)])
+        rows = emit.least(b.sub(of.rows, row), size)
+        _few_columns(emit, machine, dataclasses.replace(of, x=x, y=y, rows=rows), first, last)
+
+
+def _few_columns(emit: Emitter, machine: Machine, of: Operands, first: Value, last: Value) -> None:
     """Sums the rows of the matrix in their order, so both loops give the same bits."""
     b = emit.b
     small = b.icmp_signed("<=", of.rows, word(FEW))

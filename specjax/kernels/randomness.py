@@ -21,11 +21,14 @@ def takes_random_bits(size: int) -> bool:
     )
 
 
-def random_bits(keys: Array, size: int) -> Array:
-    """Returns the bits that `jax.random.bits` makes of each key, in a program for one CPU.
+def random_bits(keys: Array, folded: Array, size: int) -> Array:
+    """Returns the bits that JAX makes of keys with a number folded in, in a program for one CPU.
+
+    They are those of `jax.random.bits(jax.random.fold_in(key, number), (size,))`.
 
     Args:
       keys: [N, 2] uint32, the data of keys of the implementation "threefry2x32".
+      folded: [N] uint32, the numbers.
       size: V, the numbers of each key.
 
     Returns:
@@ -35,7 +38,7 @@ def random_bits(keys: Array, size: int) -> Array:
     if target is None:
         raise ValueError("no kernel for random bits on this CPU; ask `takes_random_bits` first")
     shape = jax.ShapeDtypeStruct((len(keys), size), jnp.uint32)
-    return jax.ffi.ffi_call(target, shape)(keys)
+    return jax.ffi.ffi_call(target, shape)(keys, folded[:, None])
 
 
 def _made() -> str | None:

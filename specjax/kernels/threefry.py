@@ -21,9 +21,10 @@ _AS_PRODUCTS = 2
 class RandomBits:
     """The `sharing.Work` of random bits; a part is a range of the numbers of every key.
 
-    Its buffers are the keys [N, 2] uint32 and the result [N, V] uint32.  Number v of a key is the
-    exclusive or of the two words that Threefry-2x32 makes of the counter (0, v), as
-    `jax.random.bits` defines it.
+    Its buffers are the keys [N, 2] uint32, what is folded into them [N, 1] uint32, and the result
+    [N, V] uint32.  A folded key is the two words that Threefry-2x32 makes of the counter
+    (0, what is folded in), as `jax.random.fold_in` defines it.  Number v of it is the exclusive or
+    of the two words of the counter (0, v), as `jax.random.bits` does.
 
     Reference: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.
     """
@@ -31,8 +32,8 @@ class RandomBits:
     lanes: int
 
     name = "random_bits"
-    buffers = 2
-    sizes = ((1, 0), (1, 1))  # N, V
+    buffers = 3
+    sizes = ((2, 0), (2, 1))  # N, V
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
         return emit.b.mul(emit.b.mul(*sizes), word(_AS_PRODUCTS))
@@ -41,13 +42,13 @@ class RandomBits:
         return emit.least(threads, worth)
 
     def function(self, module: ir.Module) -> ir.Function:
-        places = [INT32.as_pointer()] * 2
+        places = [INT32.as_pointer()] * 3
         signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 4])
         function = ir.Function(module, signature, f"{self.name}_part")
         function.linkage = "internal"
         emit = Emitter(function)
         b = emit.b
-        keys, result, part, parts, count, size = function.args
+        keys, folded, result, part, parts, count, size = function.args
         start, end = (
             b.select(
                 b.icmp_signed("==", bound, parts),
@@ -57,34 +58,50 @@ class RandomBits:
             for bound in (part, b.add(part, word(1)))
         )
         with emit.loop(word(0), count, 1) as (n, _, _):
-            pair = [emit.read(keys, b.add(b.mul(n, word(2)), word(i)), INT32, 4) for i in range(2)]
+            pair = folded_key(emit, keys, folded, n)
             begin = start
             for step in (self.lanes, 1):
                 stop = b.add(begin, emit.whole(b.sub(end, begin), step))
                 with emit.loop(begin, stop, step) as (v, _, _):
-                    bits = _bits(emit, pair, v, step)
+                    bits = bits_from(emit, pair, v, step)
                     emit.write(bits, result, b.add(b.mul(n, size), v), 4)
                 begin = stop
         b.ret_void()
         return function
 
 
-def _bits(emit: Emitter, key: Sequence[Value], first: Value, lanes: int) -> Value:
-    """Returns the bits of the numbers [first, first + lanes) of a key."""
-    b, kind = emit.b, ir.VectorType(INT32, lanes)
+_FIRST = ir.Constant(INT32, 0)
 
-    def every(value: Value) -> Value:
-        return emit.splat(value, lanes)
+
+def folded_key(emit: Emitter, keys: Value, folded: Value, n: Value) -> Sequence[Value]:
+    """Returns the two words of key n with its number folded in."""
+    b = emit.b
+    pair = [emit.read(keys, b.add(b.mul(n, word(2)), word(i)), INT32, 4) for i in range(2)]
+    number = emit.splat(emit.read(folded, n, INT32, 4), 1)
+    return [b.extract_element(each, _FIRST) for each in _words(emit, pair, number)]
+
+
+def bits_from(emit: Emitter, key: Sequence[Value], first: Value, lanes: int) -> Value:
+    """Returns the bits of the numbers [first, first + lanes) of a key."""
+    b = emit.b
+    steps = ir.Constant(ir.VectorType(INT32, lanes), list(range(lanes)))
+    counters = b.add(emit.splat(b.trunc(first, INT32), lanes), steps)
+    bits = b.xor(*_words(emit, key, counters))
+    return bits if lanes > 1 else b.extract_element(bits, _FIRST)
+
+
+def _words(emit: Emitter, key: Sequence[Value], counters: Value) -> tuple[Value, Value]:
+    """Returns vectors with the two words that Threefry-2x32 makes of each counter (0, c)."""
+    b, kind = emit.b, counters.type
 
     def constant(number: int) -> ir.Constant:
-        return ir.Constant(kind, [number] * lanes)
+        return ir.Constant(kind, [number] * kind.count)
 
     def rotated(x: Value, by: int) -> Value:
         return b.or_(b.shl(x, constant(by)), b.lshr(x, constant(32 - by)))
 
     parity = b.xor(b.xor(*key), ir.Constant(INT32, _PARITY))
-    words = [every(value) for value in (*key, parity)]
-    counters = b.add(every(b.trunc(first, INT32)), ir.Constant(kind, list(range(lanes))))
+    words = [emit.splat(value, kind.count) for value in (*key, parity)]
     left, right = words[0], b.add(counters, words[1])
     for turn in range(_ROUNDS):
         for rotation in _ROTATIONS[turn % 2]:
@@ -92,5 +109,4 @@ def _bits(emit: Emitter, key: Sequence[Value], first: Value, lanes: int) -> Valu
             right = b.xor(left, rotated(right, rotation))
         left = b.add(left, words[(turn + 1) % 3])
         right = b.add(b.add(right, words[(turn + 2) % 3]), constant(turn + 1))
-    bits = b.xor(left, right)
-    return bits if lanes > 1 else b.extract_element(bits, ir.Constant(INT32, 0))
+    return left, right

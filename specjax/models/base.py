@@ -48,6 +48,7 @@ class LinenModel(Model[Weights, KVCache]):
             max_positions=module.max_positions,
             num_taps=module.num_taps,
             sparse=getattr(module, "sparse", False),
+            one_cpu=getattr(module, "one_cpu", False),
             triton=getattr(module, "triton", False),
         )
 

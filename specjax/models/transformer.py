@@ -23,6 +23,7 @@ from specjax import kernels
 from specjax._internal.platforms import platform_of_shapes
 from specjax.caches import (
     Both,
+    ChoosingCache,
     HybridCache,
     KVCache,
     LayerState,
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 
 _Slots = Memory | tuple[Array, Array] | None
 _Memory = _Slots | LayerState | Both  # the cache of one layer, or what its owner has of it
+_ONE_ROW = KVCache, PagedCache, ChoosingCache
+"""The caches to whose one row a GPU may stage a token twice."""
+_CAUSAL = (KVCache, None, False), (ChoosingCache, None, False)
+"""Kinds of layers, for which a GPU needs no mask: a cache, no window, and no state beside it."""
 _Visible = Array | tuple[Array | None, Array | None] | None
 
 
@@ -234,6 +239,11 @@ class Transformer(nn.Module):
         return any(map(self.config.is_sparse, range(self.config.num_layers)))
 
     @property
+    def one_cpu(self) -> bool:
+        """Whether the model is on one CPU, for which kernels of our own are compiled."""
+        return self.attend is cpu_attend
+
+    @property
     def triton(self) -> bool:
         """Whether the model is on one GPU for which kernels of our own are compiled."""
         return self.attend is gpu_attend
@@ -277,7 +287,7 @@ class Transformer(nn.Module):
         c = self.config
         size = c.embedding_size or c.hidden_size
         # XLA:GPU fuses more of two tokens than of one.  The second one lies in the spare slot.
-        twice = tokens.size == 1 and type(cache) in (KVCache, PagedCache) and not self.sparse
+        twice = tokens.size == 1 and type(cache) in _ONE_ROW and not self.sparse
         twice = twice and platform_of_shapes() == "gpu"
         if twice:
             tokens, positions = (jnp.repeat(x, 2, axis=1) for x in (tokens, positions))
@@ -520,7 +530,7 @@ def run_layers(
     kinds = [(type(m), c.window_of(i), c.beside(i)) for i, m in enumerate(memories)]
     visible = {
         kind: None
-        if causal and mask is None and kind[0] is KVCache and kind[1:] == (None, False)
+        if causal and mask is None and kind in _CAUSAL
         else _visible(kind[1], c.chunked, positions, memory, mask, kind[2])
         for kind, memory in dict(zip(kinds, memories, strict=True)).items()
     }

@@ -12,8 +12,8 @@ import numpy as np
 
 _WIDTHS = (1, 6, 12, 16, 32)
 """Numbers of tokens that a pass reads of a row, up to the number of drafts and one: four rows of 12
-tokens, or eight of 6, are the most for which a CPU's products are those of few rows, and 16 tokens
-of a row are the most for which its attention is.
+tokens, or eight of 6, are the most for which every CPU with AVX-512 has kernels for products in
+float32, and 16 tokens of a row are the most for which it has one for attention.
 """
 
 _WIDE = 64
@@ -24,6 +24,11 @@ _TOKEN = 0.1
 
 _KEPT = 5
 """The newest times of which the median counts: another process disturbs single ones."""
+
+_SURE = 3
+"""The fewest times of which the median counts even if it is longer than the estimate from others:
+the first ones are often disturbed, and what is thought slow is not measured again.
+"""
 
 _RENEWED = 32
 """Turns after which estimates of times follow the times that are known."""
@@ -89,8 +94,9 @@ class Depths:
     While a row follows its expected text, its a is the share of tokens that were expected after
     such ones, in this row and in all.  After another token it follows from the drafts that were
     accepted since.  What is looked up is tried again after some plain decoding, which takes at most
-    a two-hundredth of the time.  Times that are not known yet are estimated from others.  The first
-    turn with a number of rows and of drafts compiles, so its time does not count.
+    a two-hundredth of the time.  Times that are not known yet are estimated from others, and so are
+    those that were measured less than `_SURE` times, if the estimate is shorter.  The first turn
+    with a number of rows and of drafts compiles, so its time does not count.
     """
 
     def __init__(
@@ -112,7 +118,7 @@ class Depths:
         )
         self._turns = collections.Counter[int]()  # with drafts, by rows
         self._typical_times = dict[tuple[int, int], float]()
-        self._estimates = dict[tuple[int, int], float]()  # of times that are not known
+        self._estimates = dict[tuple[int, int], float]()  # of times that are not known well
         self._until = 0  # turns until they are made again
         self._compiled = set[tuple[int, int]]()
         self._typical, self._lost, self._others, self._most = 0.9, 0.5, others, 0
@@ -226,18 +232,20 @@ class Depths:
 
     def _seconds(self, size: int, depth: int) -> float:
         """Returns the time of a step: the median of its newest ones, or an estimate."""
-        if (size, depth) in self._typical_times:
-            return self._typical_times[size, depth]
+        measured = self._typical_times.get((size, depth), float("inf"))
+        if len(self._times.get((size, depth), ())) >= _SURE:
+            return measured
         if (size, depth) not in self._estimates:
             self._estimates[size, depth] = self._estimate(size, depth)
-        return self._estimates[size, depth]
+        return min(measured, self._estimates[size, depth])
 
     def _estimate(self, size: int, depth: int) -> float:
-        """Returns the time of a step with numbers of rows and drafts that none has had."""
-        known = self._typical_times
+        """Returns the time of a step with numbers of rows and drafts that hardly any has had."""
+        others = {case: t for case, t in self._typical_times.items() if case != (size, depth)}
+        known = {case: t for case, t in others.items() if len(self._times[case]) >= _SURE} or others
         tokens = size * (depth + 1)
         if not known:
-            return 1 + _TOKEN * tokens
+            return self._typical_times.get((size, depth), 1 + _TOKEN * tokens)
         read = np.array([rows * (drafts + 1) for rows, drafts in known], float)
         times = np.array([*known.values()])
         if len(set(read)) == 1:

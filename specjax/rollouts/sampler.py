@@ -212,7 +212,8 @@ class Sampler:
 
         def decoder(proposer: Proposer) -> Decoder:
             ends = tuple(self._ends)
-            return Decoder(self.target.model, proposer, Match(), ends, capacity, None, 0)
+            model = self.target.model
+            return Decoder(model, proposer, Match(), ends, capacity, None, 0, draws_at_once=True)
 
         drafts = {depth: decoder(drafting.narrowed(depth)) for depth in drafting.depths.options}
         reads = drafts[drafting.depths.options[-1]]

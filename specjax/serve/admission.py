@@ -20,7 +20,7 @@ from specjax.generation import (
     expected_of,
     prepare,
 )
-from specjax.methods import Drafter
+from specjax.methods import BoundDrafter, Drafter
 from specjax.models import LanguageModel
 from specjax.processors import Processors
 from specjax.proposers import Adaptive, FirstOf, NoProposer
@@ -46,6 +46,8 @@ _REFUSED = {
     "logits_processor": "logit_bias=: a function would be compiled while others wait",
 }
 """Fields of a request that an engine does not support, and what to pass instead."""
+
+_PLAIN = BoundDrafter(NoProposer())
 
 _HONOURED = {
     "prompts", "messages", "chat_template_kwargs", "proposer", "adapter", "num_drafts",
@@ -161,7 +163,8 @@ class Checker:
                 "num_drafts", request.num_drafts, 0, most,
                 f"a whole number in [0, {most}], since {named} drafts {most} tokens",
             )  # fmt: skip
-        asks = {"proposer": NONE, "num_drafts": None, "adapter": None, "expected": None}
+        asks = {"proposer": None, "drafter": _PLAIN, "num_drafts": None, "adapter": None,
+                "expected": None}  # fmt: skip
         prepared = prepare(self.target, dataclasses.replace(request, **asks))
         if len(prepared.lengths) != 1:
             raise ValueError(
@@ -185,6 +188,8 @@ class Checker:
         )
         eos = np.full((1, self.num_eos), -1, np.int32)
         eos[0, : len(ends)] = ends
+        unused = prepared.processors is None and request.constraint is None
+        processors = self._unused if unused else self._processors(request, prepared.new)
         choice = [self.loaded.index(part) for part in parts]
         choice += [PLAIN] * (2 - len(choice))
         row = Row(
@@ -194,7 +199,7 @@ class Checker:
             sampling=prepared.sampling,
             seed=int(prepared.seeds[0][0]),
             index=0,
-            processors=self._processors(request, prepared.new),
+            processors=processors,
             eos=eos,
             choice=(choice[0], choice[1]),
             adapter=adapter,
@@ -352,11 +357,12 @@ class Checker:
         return self.default
 
     @functools.cached_property
-    def _phrases(self) -> tuple[int, ...]:
-        """The shape of the banned phrases of a row that bans none."""
-        usual = Processors.create(1, self.target.model.vocab_size, every=True)
-        assert usual is not None and usual.phrases is not None
-        return usual.phrases.shape
+    def _unused(self) -> Processors:
+        """The processors of a row whose settings are all off."""
+        size = self.target.model.vocab_size
+        made = Processors.create(1, size, constraint_size=self.constraint_size, every=True)
+        assert made is not None
+        return made
 
     def _processors(self, request: Request, new: int) -> Processors | None:
         target = self.target
@@ -376,10 +382,10 @@ class Checker:
             constraint_size=self.constraint_size,
             every=True,
         )
-        assert made is not None
-        assert made.phrases is not None
-        if made.phrases.shape != self._phrases:
-            _, most, length = self._phrases
+        unused = self._unused.phrases
+        assert made is not None and made.phrases is not None and unused is not None
+        if made.phrases.shape != unused.shape:
+            _, most, length = unused.shape
             raise ValueError(
                 f"bad_words has more than {most} phrases, or one of more than {length} tokens: an "
                 "engine takes no more (words of one token do not count)"

@@ -38,6 +38,7 @@ from jax.sharding import NamedSharding
 
 from specjax._internal.quick_code import quick_jit
 from specjax.caches import (
+    Joint,
     Pool,
     cleared,
     copied_page,
@@ -58,13 +59,14 @@ from specjax.parallel import (
 )
 from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
+from specjax.serve.news import News, news_of, peeked, recorded
 from specjax.serve.page_sizes import PageSizes, caches
-from specjax.serve.per_row import PLAIN, PerRow, SeveralState, expected_document
+from specjax.serve.per_row import PLAIN, PerRow, expected_document
 from specjax.serve.reading import Reader, Reading, padded, widths
 from specjax.serve.shardings import Shardings
-from specjax.types import DecodeState, Params, Stats
+from specjax.types import DecodeState, Params
 
-MOST_STEPS = 16
+MOST_STEPS = 48
 """The most steps in a turn."""
 
 _EMPTY_TURNS = 9
@@ -75,8 +77,6 @@ ROWS = 4
 
 SNAPSHOTS = 2
 """The snapshots of prompts that an engine keeps, in those that its slots hold (2)."""
-
-_COUNTS = len(dataclasses.fields(Stats))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,17 +104,6 @@ class Row:
         return frozenset(self.choice) - {PLAIN}
 
 
-@dataclasses.dataclass(frozen=True)
-class News:
-    """The new tokens of one slot, from `peek`."""
-
-    length: int
-    done: bool
-    tokens: list[int]
-    origin: list[int]
-    counts: tuple[int, ...]  # the fields of `Stats`, in their order
-
-
 class Device:
     """Holds the arrays of an engine and its programs.  Only one thread uses it."""
 
@@ -133,19 +122,20 @@ class Device:
         self._reader = Reader(decoder.target, several, decoder.capacity, chunk)
         self.pages = pages
         self.pools: list[Pool] = []
+        self._joint: Joint[DecodeState] | None = None
         self._at: tuple[NamedSharding | None, ...] | None = None  # where the pools are
         self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
         self._read = quick_jit(self._read_on, params, donate_argnums=(1, 2))
         self._read_rows = quick_jit(self._rows_read_on, params, donate_argnums=(1, 2))
         self._together = frozenset[int]()  # widths of passes that may have several rows
-        self._begin = quick_jit(self._begun, params)
+        self._begin = jax.jit(self._begun)  # is traced once, as a part of `_insert`
         self._insert = jax.jit(self._inserted, donate_argnums=0)
         self._layout: tuple[NamedSharding | None, ...] | None = None  # of the batch
         # The turn before may have no news yet when a turn is asked for its own.
         window = 2 * MOST_STEPS * (several.max_depth + 1)
-        self._peek = jax.jit(lambda *x: self._places.known(_peek(window, *x)))
-        self._recorded = jax.jit(lambda *x: self._places.known(_recorded(window, *x)))
+        self._peek = jax.jit(lambda *x: self._places.known(peeked(window, *x)))
+        self._recorded = jax.jit(lambda *x: self._places.known(recorded(window, *x)))
         self._copy = jax.jit(self._copied if pages is None else self._first)
         self._snapshot = jax.jit(lambda reading: jax.tree.map(jnp.copy, reading))
         self._copy_page = jax.jit(
@@ -163,7 +153,6 @@ class Device:
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
         # Of the rows that wait, those that were done before, and those that are.
         self._resumed = jax.jit(lambda *three: self._places.rows(jnp.where(*three)))
-        self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
         self._decoders = {
             width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))
             for width in self._widths()
@@ -236,7 +225,8 @@ class Device:
                 for width in widths(self.chunk)
                 if 2 * width >= self.chunk and self._is_alike(width)
             )
-        self.state = self._tile(self._begin(self.params, reading, *self._inputs(row)))
+        begun = self._begin.eval_shape(reading, *self._inputs(row))
+        self.state = jax.jit(lambda: self._places.batch(_blank(self.slots, begun)))()
         self._layout = layout(self.state)
         if self.pages is not None:
             table = np.zeros((self.slots, self.pages.of_a_row), np.int32)
@@ -249,6 +239,8 @@ class Device:
                 self.snapshot(reading)
         elif self.copies:
             self.copy(0, 0)
+        for slot in range(1, self.slots):
+            self.insert(slot, reading, row)
         # Twice on a mesh: XLA may write the shardings of its first results in another way.
         for _ in range(1 if self._places.mesh is None else 2):
             self.insert(0, reading, row)
@@ -418,8 +410,8 @@ class Device:
         """
         # The programs reuse these traces.
         reading = self._empty.eval_shape(self.params)
-        one = self._begin.eval_shape(self.params, reading, *self._inputs(row))
-        batch = self._tile.eval_shape(one)
+        one = self._begin.eval_shape(reading, *self._inputs(row))
+        batch = jax.eval_shape(lambda: self._places.batch(_blank(self.slots, one)))
         mesh, several = self._places.mesh, self.several
         logits = self.slots * several.num_nodes * self.decoder.target.vocab_size * 4
         logits //= 1 if mesh is None else mesh.size if self._places.target else row_parts(mesh)
@@ -466,7 +458,7 @@ class Device:
     def insert(self, slot: int, reading: Reading, row: Row) -> None:
         """Puts a row whose prompt is read into a slot."""
         assert self.state is not None
-        given = self.params, reading, *self._inputs(row)
+        given = reading, *self._inputs(row)
         self.state = self._insert(self.state, np.int32(slot), *given)
         needed = max([1, *(self.several.parts[part].num_nodes for part in self.parts_of(row))])
         self._width[slot] = min(width for width in self._decoders if width >= needed)
@@ -491,12 +483,13 @@ class Device:
         if waiting is not None:
             state = dataclasses.replace(state, done=self._end(done, waiting))
         if self.pages is not None:
-            state = with_pages(state, self.pools)
+            self._joint = self._joint or Joint(state, self.pools)
+            state = self._joint.join(state, self.pools)
         if width not in self._runners:
             self._runners[width] = self._decoders[width].runner(self.params, state)
         state = self._runners[width](self.params, state, steps)
-        if self.pages is not None:
-            state, self.pools = without_pages(state)
+        if self._joint is not None:
+            state, self.pools = self._joint.part(state)
         if waiting is not None:
             state = dataclasses.replace(state, done=self._resumed(waiting, done, state.done))
         self.state = state
@@ -512,18 +505,7 @@ class Device:
         packed = self._peek(
             (state.tokens, state.length, state.done, state.stats, state.proposer), length, written
         )
-
-        def news() -> list[News]:
-            made = []
-            for before, line in zip(length.tolist(), np.asarray(packed).tolist(), strict=True):
-                counts, (now, done) = line[:_COUNTS], line[_COUNTS:][:2]
-                window = line[_COUNTS + 2 :]
-                new, half = now - before, len(window) // 2
-                tokens, origin = window[:half][:new], window[half:][:new]
-                made.append(News(now, bool(done), tokens, origin, tuple(counts)))
-            return made
-
-        return news
+        return lambda: news_of(np.asarray(packed), length)
 
     def recorded(self, slot: int, start: int) -> Callable[[], Logprobs | None]:
         """Asks for the log-probabilities of the new tokens of a slot, as `peek` for the tokens.
@@ -548,7 +530,7 @@ class Device:
         """The number of programs that were compiled for this engine so far, except for `run`."""
         programs = (
             self._empty, self._read, self._read_rows, self._insert, self._peek, self._recorded,
-            self._copy, self._end, self._resumed, self._tile, self._copy_page, self._clear,
+            self._copy, self._end, self._resumed, self._copy_page, self._clear,
             self._tables, self._table, self._snapshot,
         )  # fmt: skip
         return sum(cast(Any, program)._cache_size() for program in programs)
@@ -602,7 +584,6 @@ class Device:
 
     def _begun(
         self,
-        params: Params,
         reading: Reading,
         prompt: Array,
         numbers: Array,
@@ -644,9 +625,9 @@ class Device:
         return self._places.row(state)
 
     def _inserted(
-        self, state: DecodeState, slot: Array, params: Params, reading: Reading, *inputs: Any
+        self, state: DecodeState, slot: Array, reading: Reading, *inputs: Any
     ) -> DecodeState:
-        return put_row(self._layout, state, slot, self._begun(params, reading, *inputs))
+        return put_row(self._layout, state, slot, self._begin(reading, *inputs))
 
     def _observed(
         self, processors: Processors, text: Array, start: Array, count: Array, eos: Array
@@ -671,29 +652,6 @@ class Device:
         return jax.lax.while_loop(lambda carry: carry[0], turn, (count > 0, begun))[1]
 
 
-def _tiled(slots: int, row: DecodeState) -> DecodeState:
-    """Returns a batch of copies of `row`, all of which are done."""
-    state = jax.tree.map(lambda x: x[jnp.zeros(slots, jnp.int32)], row)
-    return dataclasses.replace(state, done=jnp.ones(slots, bool))
-
-
-def _peek(
-    window: int,
-    state: tuple[Array, Array, Array, Stats, SeveralState],
-    length: Array,
-    written: Array,
-) -> Array:
-    tokens, now, done, stats, several = state
-
-    def cut(buffer: Array, start: Array) -> Array:
-        at = jnp.minimum(start[:, None] + jnp.arange(window), buffer.shape[1] - 1)
-        return jnp.take_along_axis(buffer, at, axis=1)
-
-    numbers = jnp.stack([*jax.tree.leaves(stats), now, done.astype(jnp.int32)], axis=1)
-    news = [numbers, cut(tokens, length), cut(several.origin, written)]
-    return jnp.concatenate(news, axis=1)
-
-
-def _recorded(window: int, logprobs: Logprobs, slot: Array, start: Array) -> Logprobs:
-    at = start + jnp.arange(window)
-    return jax.tree.map(lambda leaf: leaf[slot, jnp.minimum(at, leaf.shape[1] - 1)], logprobs)
+def _blank(slots: int, row: DecodeState) -> DecodeState:
+    """Returns a batch of `slots` rows with the shapes of `row`, in which all numbers are 0."""
+    return jax.tree.map(lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype), row)

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.parallel import links
-from specjax.serve.batch import Device, News, Row
+from specjax.serve.batch import Device, Row
+from specjax.serve.news import News
 
 BEAT = 0.5
 """Seconds between two signs of life of process 0."""

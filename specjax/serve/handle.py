@@ -181,7 +181,7 @@ class Handle:
         self.cancelled = False  # the engine looks at it before every turn
 
     def cancel(self) -> None:
-        """Stops this text.  Its slot is free after the running turn."""
+        """Stops this text.  Its slot is free after at most two turns: this one and the next."""
         self.cancelled = True
 
     def done(self) -> bool:
@@ -403,6 +403,8 @@ class Handle:
 
     def _guesses_of(self, codes: list[int], accepted: int) -> list[Guess]:
         """Returns the proposers of the new tokens, of which there is at least one."""
+        if not any(codes):  # no step had drafts
+            return [self._guess_of(0)] * len(codes)
         guesses = [self._known.get(code) or self._guess_of(code) for code in codes]
         self._drafts += sum(guess.depth > 0 for guess in guesses)
         if self._drafts < accepted:

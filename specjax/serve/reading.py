@@ -115,7 +115,8 @@ class Reader:
         places = start[:, None] + jnp.arange(tokens.shape[1])
         at = jnp.minimum(places, self.target.max_positions - 1)
         out = self._apply(params, tokens, at, reading.cache)
-        block = Block(tokens, out.hidden, count, out.features)
+        cache = out.staged.commit(count)
+        block = Block(tokens, out.hidden, count, out.features, cache=cache)
         own = tuple(
             self._read_part(n, params, state, block, uses[n]) for n, state in enumerate(reading.own)
         )
@@ -125,7 +126,7 @@ class Reader:
             last = out.features[rows, jnp.maximum(count - 1, 0)]
             index = rows, start // self.chunk
             ends = ends.at[index].set(last.astype(ends.dtype), mode="drop")
-        return Reading(out.staged.commit(count), own, ends)
+        return Reading(cache, own, ends)
 
     def first(self, reading: Reading, count: Array) -> Reading | None:
         """Returns the reading of a row after the first `count` tokens of another one's prompt.

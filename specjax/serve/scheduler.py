@@ -35,8 +35,9 @@ import numpy as np
 
 from specjax.decoding import Logprobs
 from specjax.generation import Prepared
-from specjax.serve.batch import MOST_STEPS, ROWS, Device, News, Row
+from specjax.serve.batch import MOST_STEPS, ROWS, Device, Row
 from specjax.serve.handle import Busy, Closed, Counts, End, Handle
+from specjax.serve.news import News
 from specjax.serve.paging import Paging, Running
 from specjax.serve.reading import Reading, prompt_passes
 
@@ -58,8 +59,17 @@ _HOST_SHARE = {True: 0.05, False: 0.5}
 and where it does not.
 """
 
-_LONGEST = 0.025
-"""The most seconds of a turn, as far as its steps can be cut: who comes waits for its end."""
+_LONGEST = 0.04
+"""The most seconds of a turn, as far as its steps can be cut: who comes waits for its end.
+
+After a turn the host and its clients take time on the cores of a CPU, so with fewer turns the steps
+have more of it.
+"""
+
+_OF_A_TEXT = 1 / 8
+"""The longest turn while a request waits, as a share of the mean time of a text: a row may end
+early, and its slot is idle until the next turn.
+"""
 
 _ASKED_BEFORE = 0.5
 """The share of a turn after which the next one is asked for, while a slot is free: a request that
@@ -441,11 +451,19 @@ class Scheduler:
     def _steps_now(self, left: Collection[int]) -> int:
         """Returns the steps of a turn of the slots `left`: half as many while another one is free.
 
-        A request may come for it.  A turn of an accelerator is short, and half of it may be less
-        than the host needs.
+        A request may come for it.  While a request waits, a turn takes at most `_OF_A_TEXT` of the
+        time of a text.  On an accelerator all turns are whole: they are short, and half of one may
+        be less than the host needs.
         """
+        if self._device.pads:
+            return self._steps
         comes = any(number not in left for number in range(len(self._slots)))
-        return -(-self._steps // 2) if comes and not self._device.pads else self._steps
+        steps = -(-self._steps // 2) if comes else self._steps
+        # The prompts of `_admissions` are read already, and their requests wait for a slot.
+        if (self._queue or self._admissions) and self._step_seconds:
+            most = int(_OF_A_TEXT * self._mean_seconds / self._step_seconds)
+            steps = min(steps, max(1, most))
+        return steps
 
     def _steps_left(self) -> dict[int, int]:
         """Returns the steps that each row can still take; each writes a token, or more."""
@@ -511,7 +529,8 @@ class Scheduler:
     def _make_room(self, steps: int) -> int:
         """Gives the rows pages for the coming steps, and returns how many steps there will be.
 
-        If pages run out, the youngest request gives its pages back, waits, and is read again.
+        If pages run out, there are fewer steps.  If there are too few for one, the youngest request
+        gives its pages back, waits, and is read again.
         """
         assert self._paging is not None
         while True:
@@ -523,7 +542,7 @@ class Scheduler:
             if self._paging.cover(running, steps):
                 break
             if steps > 1:
-                steps = 1
+                steps //= 2
             else:
                 self._set_back()
         self._paging.place()
@@ -762,7 +781,9 @@ class Scheduler:
         for number, slot in enumerate(self._slots):
             if not row.uses <= slot.uses or salt != slot.salt:
                 continue
-            most = max(0, min(len(slot.prompt) - 1, len(row.tokens) - 2))
+            most = min(len(slot.prompt) - 1, len(row.tokens) - 2)
+            if most < chunk:
+                continue
             same = slot.prompt[:most] == row.tokens[:most]
             shared = most if same.all() else int(same.argmin())
             whole_chunks = shared // chunk * chunk
@@ -791,7 +812,8 @@ class Scheduler:
         handle, prepared, recorded = slot.handle, slot.prepared, None
         assert handle is not None and prepared is not None
         again = slot.length - known  # tokens of the turn before, which had no news then
-        new = dataclasses.replace(new, tokens=new.tokens[again:], origin=new.origin[again:])
+        if again:
+            new = dataclasses.replace(new, tokens=new.tokens[again:], origin=new.origin[again:])
         if handle.wants is not None and new.tokens:
             recorded = _part(logprobs(), again, new.length - known, handle.wants)
         before = slot.length, slot.written
@@ -822,8 +844,11 @@ class Scheduler:
         fresh, origin = new.tokens[again:], new.origin[again:]
         if handle.wants is not None and fresh:
             logprobs = _part(one.recorded, again, len(new.tokens), handle.wants)
-        tokens = [*handle.tokens, *fresh]
         news = fresh, origin, new.counts[2], logprobs
+        if not new.done and not prepared.texts.stops and before >= handle.delivered.count:
+            handle.extend(*news)
+            return
+        tokens = [*handle.tokens, *fresh]
         # Nobody may see the tokens before it is known whether they hold a stop string.
         text, stopped = "", False
         if new.done or prepared.texts.stops:

@@ -23,6 +23,7 @@ class Texts:
         self.target, self.stops = target, stops
         self.words = Words(target.tokenizer)
         self._before = before  # the last token of each prompt
+        self._alone: dict[tuple[int, bool], str] = {}  # its text, by row and `special`
 
     def decode(self, row: int, tokens: Sequence[int], special: bool = False) -> str:
         """Returns the text of the new tokens, with `special` also that of special tokens.
@@ -33,7 +34,8 @@ class Texts:
         if self.target.tokenizer is None:
             return ""
         decode = functools.partial(self.target.tokenizer.decode, skip_special_tokens=not special)
-        before = decode([self._before[row]])
+        if (before := self._alone.get((row, special))) is None:
+            before = self._alone[row, special] = decode([self._before[row]])
         together = decode([self._before[row], *tokens])
         return together[len(before) :] if together.startswith(before) else decode(list(tokens))
 
@@ -84,17 +86,23 @@ class Texts:
         ends before tokens of single bytes until another token follows: a decoder with byte fallback
         shows the bytes of a whole run as U+FFFD if they are not UTF-8 together.
         """
+        return self._certain(row, tokens)[0]
+
+    def _certain(self, row: int, tokens: list[int]) -> tuple[str, bool]:
+        """Returns `certain`, and True if it is the text of all tokens."""
         count = len(tokens)
         while count and (
             self.words.is_byte(tokens[count - 1]) or self.words.is_special(tokens[count - 1])
         ):
             count -= 1
-        text = self.decode(row, tokens[:count]).rstrip(_UNFINISHED)
+        text = self.decode(row, tokens[:count])
+        known = text.rstrip(_UNFINISHED)
         held = max(
-            (n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])),
+            (n for stop in self.stops for n in range(1, len(stop)) if known.endswith(stop[:n])),
             default=0,
         )
-        return text[: len(text) - held]
+        known = known[: len(known) - held]
+        return known, count == len(tokens) and len(known) == len(text)
 
     def settled(self, row: int, tokens: list[int], known: int = 0) -> tuple[int, str]:
         """Returns the first tokens of a growing row whose text can no longer change, and that text.
@@ -107,8 +115,10 @@ class Texts:
         Returns:
           Their number, at least `known`, and the text of just these tokens.
         """
-        certain = self.certain(row, tokens)
-        low, high, middle = known, len(tokens), len(tokens)  # all of them are settled mostly
+        certain, whole = self._certain(row, tokens)
+        if whole:  # mostly
+            return len(tokens), certain
+        low, high, middle = known, len(tokens), len(tokens)
         settled = None
         while low < high:
             text = self.decode(row, tokens[:middle])

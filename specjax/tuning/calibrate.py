@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from specjax._internal.held_numbers import on_device
 from specjax.decoding import Decoder
 from specjax.parallel import to_host
 from specjax.proposers import PAUSE, RESTS, Adaptive, AdaptiveParams, AdaptiveState, Rates
@@ -104,7 +105,7 @@ class Learned:
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
     # An array that was put onto the one device by name would compile everything again.
-    made = jax.device_put(np.asarray(new, old.dtype))
+    made = on_device(np.asarray(new, old.dtype))
     return made if len(old.sharding.device_set) == 1 else jax.device_put(made, old.sharding)
 
 

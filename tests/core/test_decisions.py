@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from specjax.serve import decisions
-from specjax.serve.batch import News
 from specjax.serve.decisions import Diverged, Leader, Message, Receiver, Sender, follow
 from specjax.serve.handle import Counts
+from specjax.serve.news import News
 
 TURNS = 6
 FAULTS = {

@@ -16,6 +16,7 @@ from toys import TABLES as toys
 import specjax
 from specjax._internal.jit_cache import structure_of
 from specjax.decoding.commit import emit
+from specjax.decoding.logprobs import Logprobs
 
 
 def test_stream_refuses_an_empty_chunk():
@@ -215,6 +216,34 @@ def test_the_numbers_of_logprobs_that_there_are():
     for number in (-1, toys.VOCAB + 1):
         with pytest.raises(ValueError, match=rf"num_logprobs={number}; .* in \[0, {toys.VOCAB}\]"):
             specjax.Decoder(*given, num_logprobs=number)
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 6])
+def test_logprobs_by_definition(nodes: int):
+    """Of a path through some nodes of a tree, and through all of a chain, which copies no logits.
+
+    A token that a filter or a processor excludes has none.
+    """
+    rng, rows, size = np.random.default_rng(nodes), 3, 40
+    logits = rng.normal(0, 5, (rows, nodes, size)).astype(np.float32)
+    logits[1, :, 7] = -np.inf
+    path = np.sort(rng.integers(0, nodes, (rows, 4)), 1)
+    tokens = rng.integers(0, size, (rows, 4))
+    tokens[:2, 1] = 7
+    sampling = specjax.Sampling.create(rows, temperature=[0.0, 0.7, 1.0], top_k=30)
+    warped = np.asarray(specjax.warp(jnp.asarray(logits), sampling))
+    made = [
+        jax.jit(functools.partial(Logprobs.measure, num_top=top))(logits, warped, path, tokens)
+        for top in (0, 2)
+    ]
+    for x, name in ((logits, "raw"), (warped, "warped")):
+        of_path = x.astype(np.float64)[np.arange(rows)[:, None], path]
+        every = of_path - np.log(np.exp(of_path).sum(-1, keepdims=True))
+        wanted = np.take_along_axis(every, tokens[..., None], 2)[..., 0]
+        assert np.isinf(wanted[1, 1])
+        for one in made:
+            np.testing.assert_allclose(getattr(one, name), wanted, rtol=1e-5, atol=1e-5)
+    assert made[0].top.shape == made[0].top_ids.shape == (rows, 4, 0)
 
 
 def test_what_a_step_emits_by_definition():

@@ -29,7 +29,7 @@ def multiply(dtype: str):
     return jax.jit(functools.partial(kernels.few_rows, summed=SUMMED[dtype]))
 
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 11, 13, 16, 20, 33, 48)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 11, 13, 16, 20, 25, 48, 61, 128)
 
 
 @functools.cache

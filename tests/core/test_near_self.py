@@ -13,7 +13,7 @@ from toys import TRANSFORMERS as toys
 import specjax
 from specjax import RULES, Decoder, DynamicTree, KVCache, NearSelfSource, Params, StaticTree
 from specjax.methods import near_self
-from specjax.models import LinenModel
+from specjax.models import Latent, LinenModel, Transformer
 from specjax.proposers import Chain
 
 MODEL = toys.model()
@@ -25,28 +25,35 @@ SHAPES = {
 
 
 @functools.cache
-def decoder(shape, window, rule="match"):
-    proposer = SHAPES[shape](NearSelfSource(MODEL, window, sinks=1))
+def decoder(shape, window, rule="match", selected=0, chunk=2):
+    source = NearSelfSource(MODEL, window, sinks=1, selected=selected, chunk=chunk)
+    proposer = SHAPES[shape](source)
     return Decoder(MODEL, proposer, RULES[rule](), (toys.EOS,), toys.CAPACITY)
 
 
 PARAMS = Params(toys.weights(), toys.weights())
 
 
+@pytest.mark.parametrize("selected", [0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_text_is_that_of_plain_decoding(shape):
+def test_the_text_is_that_of_plain_decoding(shape, selected):
     """Few tokens are seen, so some drafts are wrong, in rows of different lengths."""
-    dec = decoder(shape, 3)
+    dec = decoder(shape, 3, selected=selected)
     state = dec.run(PARAMS, toys.prefill(dec, PARAMS))
     assert toys.texts(state) == toys.decoded("none", "match")[0]
     accepted, tested = (np.asarray(x).sum() for x in (state.stats.accepted, state.stats.tested))
     assert 0 < accepted < tested
 
 
-def test_with_all_tokens_every_draft_is_right():
-    """Then it is the target itself, at its own positions."""
-    dec = decoder("chain", toys.CAPACITY)
-    state = dec.run(PARAMS, toys.prefill(dec, PARAMS))
+@pytest.mark.parametrize("rule", toys.NOISE_KINDS)
+@pytest.mark.parametrize(("window", "selected"), [(toys.CAPACITY, 0), (1, toys.CAPACITY // 3)])
+def test_with_all_tokens_every_draft_is_right(window, selected, rule):
+    """Then it is the target itself, at its own positions; drafts and the text share no noise under
+    `rejection`, and both distributions are the same."""
+    dec = decoder("chain", window, rule, selected, chunk=3)
+    state = dec.run(PARAMS, toys.prefill(dec, PARAMS, temperature=0.8))
+    if rule == "match":
+        assert toys.texts(state) == toys.decoded("none", "match", 0.8)[0]
     assert int(state.stats.accepted.sum()) == int(state.stats.tested.sum()) > 0
 
 
@@ -97,6 +104,8 @@ def test_what_cannot_be_is_refused():
         ({"window": 0}, "window=0"),
         ({"window": 4, "sinks": -1}, "sinks=-1"),
         ({"window": 4, "room": 1}, "room=1"),
+        ({"window": 4, "selected": -1}, "selected=-1"),
+        ({"window": 4, "selected": 2, "chunk": 0}, "chunk=0"),
     ):
         with pytest.raises(ValueError, match=words):
             NearSelfSource(MODEL, **numbers)
@@ -104,6 +113,11 @@ def test_what_cannot_be_is_refused():
     for target, name in ((loaded, "LanguageModel"), (LinenModel(Plain()), "Plain")):
         with pytest.raises(ValueError, match=f"this one is a {name}: pass target.model of what"):
             NearSelfSource(target, 4)
+    config = dataclasses.replace(MODEL.module.config, num_layers=1, mixers=(Latent(8, 8, 8, 8),))
+    latent = LinenModel(Transformer(config))
+    assert NearSelfSource(latent, 4).shares_cache
+    with pytest.raises(ValueError, match="selected=2, and the target has latent attention"):
+        NearSelfSource(latent, 4, selected=2)
     dec = decoder("chain", 4)
     small = Chain(NearSelfSource(MODEL, 4, room=2), 4)
     small = dataclasses.replace(dec, proposer=small)

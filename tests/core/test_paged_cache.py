@@ -9,7 +9,17 @@ import pytest
 from attention_kernels import mask
 
 from specjax import kernels
-from specjax.caches import KVCache, PagedCache, Pages, in_pages, pools_of, with_pages, with_table
+from specjax.caches import (
+    Joint,
+    KVCache,
+    PagedCache,
+    Pages,
+    in_pages,
+    pools_of,
+    with_pages,
+    with_table,
+    without_pages,
+)
 from specjax.kernels import available
 from specjax.models import attend, cpu_attend
 
@@ -33,6 +43,22 @@ def pair(dtype: str, rng: np.random.Generator) -> tuple[KVCache, PagedCache]:
     paged = with_table(paged, lambda _: jnp.asarray(table))
     assert isinstance(paged, PagedCache)
     return slots, paged
+
+
+def test_joint_trees_are_those_with_pages():
+    """Of a tree with two caches, whose pages are taken out of it and put back."""
+    one, other = (pair("float32", np.random.default_rng(seed))[1] for seed in range(2))
+    whole = {"first": one, "between": jnp.arange(3), "last": [other]}
+    tree, pools = without_pages(whole)
+    joint = Joint(tree, pools)
+    marked = jax.tree.map(lambda x: x + 1, tree), jax.tree.map(lambda x: x + 2, pools)
+    made, expected = joint.join(*marked), with_pages(*marked)
+    assert jax.tree.structure(made) == jax.tree.structure(expected)
+    pairs = zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True)
+    assert all(a is b for a, b in pairs)
+    assert jax.tree.structure(joint.part(made)) == jax.tree.structure((tree, pools))
+    pairs = zip(jax.tree.leaves(joint.part(made)), jax.tree.leaves(marked), strict=True)
+    assert all(a is b for a, b in pairs)
 
 
 def joined(pages: Pages) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import types
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +21,17 @@ from specjax.generation.warmup import _compiled
 
 
 @pytest.fixture(autouse=True)
-def _all_kept_afterwards():
+def _none_before_and_all_kept_afterwards():
+    clear_programs()
     yield
     keep_programs(None)
 
 
 def living() -> int:
+    """The programs of `_scale` in memory; those of other tests may go at any time."""
     gc.collect()
-    return len(jax.devices()[0].client.live_executables())
+    there = jax.devices()[0].client.live_executables()
+    return sum("_scale" in module.name for each in there for module in each.hlo_modules())
 
 
 @programs(static=1, shape=lambda x: x.shape, donate=(1,))
@@ -117,6 +122,18 @@ def test_programs_are_freed_before_memory_mappings_run_out(monkeypatch):
     assert len(_scale.jitted()) == 5
 
 
+@dataclasses.dataclass
+class _Spread:
+    """What is asked of an array on several devices."""
+
+    dtype: np.dtype
+    of: types.SimpleNamespace
+
+    @property
+    def sharding(self):
+        return self.of
+
+
 @pytest.fixture
 def _without_flags(monkeypatch):
     """XLA's own choice of a writer, which the flags of the tests name."""
@@ -134,6 +151,9 @@ def test_programs_in_float32_are_written_the_quick_way(_without_flags, monkeypat
     asked = quick_code.options((wide, np.ones(5, np.int8), None))
     assert asked is not None and list(asked.values()) == [False]
     assert quick_code.options((wide, narrow)) is None
+    devices = types.SimpleNamespace(device_set={0, 1})
+    assert quick_code.options((jnp.asarray(wide), jax.random.key(0), 1.5)) == asked
+    assert quick_code.options((jnp.asarray(wide), _Spread(wide.dtype, devices))) is None
     # XLA knows no such option, so an error shows that a program was compiled with it.
     monkeypatch.setattr(quick_code, "_known", lambda: {"xla_no_such_option": False})
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):

@@ -15,26 +15,28 @@ SIZES = 1, 15, 16, 17, 4096, 40_003
 
 
 def test_the_bits_are_those_of_jax():
-    keys = jax.random.split(jax.random.key(7), 3)
+    keys, numbers = jax.random.split(jax.random.key(7), 3), jnp.uint32([0, 5, 2**32 - 1])
+    folded = jax.vmap(jax.random.fold_in)(keys, numbers)
     for size in SIZES:
         assert kernels.takes_random_bits(size)
-        expected = jax.vmap(lambda key, size=size: jax.random.bits(key, (size,)))(keys)
+        expected = jax.vmap(lambda key, size=size: jax.random.bits(key, (size,)))(folded)
         np.testing.assert_array_equal(
-            kernels.random_bits(jax.random.key_data(keys), size), expected
+            kernels.random_bits(jax.random.key_data(keys), numbers, size), expected
         )
 
 
 def test_the_noise_is_that_of_jax_bit_for_bit_in_one_call_under_vmap():
-    keys = jax.random.split(jax.random.key(3), (2, 3))
+    keys, numbers = jax.random.split(jax.random.key(3), 2), jnp.array([0, 70, 9])
 
-    def drawn(keys):
-        return jax.vmap(jax.vmap(lambda key: sampling._gumbel(key, 513)))(keys)
+    def every(one):
+        return jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))
 
-    def of_jax(key):
-        return jax.random.gumbel(key, (513,), jnp.float32, mode="low")
+    def of_jax(key, number):
+        return jax.random.gumbel(jax.random.fold_in(key, number), (513,), jnp.float32, mode="low")
 
-    np.testing.assert_array_equal(jax.jit(drawn)(keys), jax.jit(jax.vmap(jax.vmap(of_jax)))(keys))
-    text = jax.jit(drawn).lower(keys).as_text()
+    drawn = every(lambda key, number: sampling._gumbel(key, number, 513))
+    np.testing.assert_array_equal(drawn(keys, numbers), every(of_jax)(keys, numbers))
+    text = drawn.lower(keys, numbers).as_text()
     assert text.count("@specjax_random_bits_uint32(") == 1
 
 
@@ -46,9 +48,10 @@ def test_jax_draws_where_the_kernel_cannot(reason: str, monkeypatch: pytest.Monk
     try:
         with jax.threefry_partitionable(reason != "another order of counters"):
             key = jax.random.key(5, impl="rbg" if reason == "other keys" else "threefry2x32")
-            expected = jax.random.gumbel(key, (100,), jnp.float32, mode="low")
-            text = jax.jit(lambda key: sampling._gumbel(key, 100)).lower(key).as_text()
+            folded = jax.random.fold_in(key, 3)
+            expected = jax.random.gumbel(folded, (100,), jnp.float32, mode="low")
+            text = jax.jit(lambda key: sampling._gumbel(key, 3, 100)).lower(key).as_text()
             assert "specjax_random_bits" not in text
-            np.testing.assert_array_equal(sampling._gumbel(key, 100), expected)
+            np.testing.assert_array_equal(sampling._gumbel(key, 3, 100), expected)
     finally:
         available.made.cache_clear()

@@ -369,6 +369,21 @@ def test_unknown_times_are_estimated():
     assert depths._seconds(4, 5) < depths._seconds(4, 11) < depths._seconds(4, 16)
 
 
+def test_a_first_time_that_was_disturbed_does_not_count():
+    """What others take tells that it was, until it has been measured more often."""
+    depths = Depths(16)
+    good = [Row(range(1000), 0.99)] * 4
+    for depth in (0, 5, 11):
+        for _ in range(4):
+            depths.learn(4, depth, times(4, depth))
+    for _ in range(2):  # the first one compiles
+        depths.learn(4, 16, 50.0)
+    assert depths.best(4, good).drafts == 16
+    for _ in range(2):
+        depths.learn(4, 16, 50.0)
+    assert depths.best(4, good).drafts == 11
+
+
 def test_longest_expectations_begin_first(monkeypatch):
     """After the samples of which nothing is expected; results keep their order."""
     texts = fresh("own").texts

@@ -21,6 +21,7 @@ from specjax import Request
 from specjax.models import LanguageModel
 from specjax.serve import Busy, Closed, Engine, scheduler
 from specjax.serve.reading import passes, widths
+from specjax.serve.resuming import Delivered
 
 
 @functools.cache
@@ -180,6 +181,26 @@ def test_a_turn_is_shorter_while_a_slot_is_free(monkeypatch, accelerator, steps)
     assert made._scheduler._steps_now(()) == steps
 
 
+@pytest.mark.parametrize("where", ["_queue", "_admissions"])
+@pytest.mark.parametrize(("waits", "seconds", "steps"), [
+    (0, 0.8, 40), (1, 8.0, 40), (1, 0.8, 10), (1, 0.001, 1),
+])  # fmt: skip
+def test_a_turn_is_short_beside_a_text_while_a_request_waits(
+    monkeypatch, where, waits, seconds, steps
+):
+    """A row may end early, and its slot is idle until the next turn.  The request that waits may be
+    read already."""
+    made = engine()._scheduler
+    monkeypatch.setattr(made._device, "pads", False)
+    for name, value in {
+        "_steps": 40, "_step_seconds": 0.01, "_mean_seconds": seconds, where: [None] * waits,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(made, name, value)
+    found = made._steps_now(range(len(made._slots)))
+    monkeypatch.undo()
+    assert found == steps
+
+
 def test_a_turn_that_took_minutes_delays_nobody():
     """As in a process that was stopped: later turns do not wait for a share of such a turn."""
     made = engine()
@@ -260,7 +281,7 @@ class CancelledLate:
 
     def __init__(self) -> None:
         self.looks, self.tokens, self.heard = 0, [], []
-        self.delivered = types.SimpleNamespace(check=lambda *_: None)
+        self.delivered = Delivered()
 
     @property
     def cancelled(self) -> bool:

@@ -91,6 +91,22 @@ def test_pages_run_out_and_texts_stay():
     assert made.compiled() == compiled
 
 
+def test_a_turn_has_the_steps_that_there_are_pages_for(monkeypatch):
+    """Half as many, and half of these, until there are enough: single steps cost the host more."""
+    made, tried = engine()._scheduler, []
+
+    def cover(self: Paging, running, steps: int) -> bool:
+        tried.append(steps)
+        return steps <= 6
+
+    def steps() -> int:
+        with monkeypatch.context() as patched:
+            patched.setattr(Paging, "cover", cover)
+            return made._make_room(40)
+
+    assert made.call(steps) == 5 and tried == [40, 20, 10, 5]
+
+
 def test_a_row_that_was_set_back_is_cancelled_with_its_text(monkeypatch):
     made = engine()
     first, _, third = (made.submit(ask(n, 9, "none", new=50)) for n in (2, 4, 6))

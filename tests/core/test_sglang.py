@@ -150,19 +150,31 @@ def test_ends_and_constraints(port):
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_a_pause_changes_no_text(port, engine, mode):
+def test_a_pause_changes_no_text(port, engine, mode, monkeypatch):
     """Requests that run and requests that come wait, and nothing moves until the end."""
+    scheduler = engine._scheduler
+    turn, two_run = scheduler._turn, threading.Event()
+
+    def turn_until_two_run() -> None:
+        """Waits for the pause once two run: the texts would end before a slow client's request."""
+        turn()
+        if not two_run.is_set() and engine.load().running == 2:
+            two_run.set()
+            with scheduler._changed:
+                assert scheduler._changed.wait_for(lambda: scheduler._calls, 60)
+
+    monkeypatch.setattr(scheduler, "_turn", turn_until_two_run)
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         asked = [ask(prompt, max_new_tokens=60) for prompt in (PROMPT, OTHER, [4, 4])]
         waiting = [pool.submit(post, port, "/generate", body) for body in asked]
-        until = time.monotonic() + 20
-        while engine.load().running < 2 and time.monotonic() < until:
-            time.sleep(0.001)
+        assert two_run.wait(60)
         post(port, "/pause_generation", {"mode": mode})
-        late = pool.submit(post, port, "/generate", ask([8, 9]))
-        time.sleep(0.2)
-        assert not late.done() and engine.load().running == (2 if mode == "in_place" else 0)
-        post(port, "/continue_generation", {})
+        try:
+            late = pool.submit(post, port, "/generate", ask([8, 9]))
+            time.sleep(0.2)
+            assert not late.done() and engine.load().running == (2 if mode == "in_place" else 0)
+        finally:
+            post(port, "/continue_generation", {})
         made = [one.result(60)["output_ids"] for one in waiting]
         assert len(late.result(60)["output_ids"]) == 12
     for tokens, prompt in zip(made, (PROMPT, OTHER, [4, 4]), strict=True):

@@ -241,9 +241,10 @@ def test_new_weights_forget_what_was_read(worker):
 def test_updates_under_a_transfer_guard(worker):
     """tunix forbids transfers between host and device during a sync on a CPU."""
     compiled = worker._engine.compiled()
+    weights = nudged()
     with jax.transfer_guard_host_to_device("disallow_explicit"):
         with jax.transfer_guard_device_to_host("disallow_explicit"):
-            worker.update_params(nudged(), filter_types=("Param",))
+            worker.update_params(weights, filter_types=("Param",))
     worker.generate(["x = 1"], config())
     assert worker._engine.compiled() == compiled
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import load
 import pytest
 
-from bench.serve import ServeOptions, Taken, main, requests, row, table
+from bench.serve import ServeOptions, Taken, main, requests, row, share, table
 
 
 def test_figures_are_medians_and_percentiles():
@@ -15,7 +15,11 @@ def test_figures_are_medians_and_percentiles():
     assert (made["first_p50_ms"], made["between_p50_ms"]) == pytest.approx((200, 20))
     assert made["first_p99_ms"] == pytest.approx(298) and made["host_share"] == pytest.approx(0.03)
     plain = row("offline", [Taken(1.0, 30)])
-    lines = table({"rows": [made, plain]}).splitlines()
+    offline = [Taken(1.0, 100), Taken(2.0, 100), Taken(4.0, 100)]  # as long as the engine's others
+    shares = {"engine, as offline": share([Taken(2.0, 100) for _ in offline], offline)}
+    assert shares["engine, as offline"] == (1.0, 0.5, 2.0)
+    lines = table({"rows": [made, plain], "shares": shares}).splitlines()
+    assert lines[4] == "engine, as offline: 1.00 of the offline batch (0.50 to 2.00)"
     assert lines[2] == "| engine | 50.0 | 200.0 | 298.0 | 20.0 | 29.8 | 0.030 |"
     assert lines[3] == "| offline | 30.0 |  |  |  |  |  |"
 

@@ -1,5 +1,6 @@
 """The tokens a pass at which drafts pay, by context and batch, and texts made to be rejected."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -28,6 +29,7 @@ def test_the_surface_is_timed_and_predicted(tmp_path, capsys):
 def test_a_target_that_drafts_for_itself_is_timed(capsys):
     """The speed is that of the tokens which a rate of 1 gives, over the break-even."""
     own = ["--draft", "self", "--draft-window", "16", "--acceptance", "1"]
+    own += ["--selected", "2", "--chunk", "8"]
     surface.main([*SMALL, *own, "--predicted-context", "131072", "--predicted-batch", "16"])
     last = capsys.readouterr().out.splitlines()[-1].split("|")
     assert float(last[-2]) == pytest.approx(5 / float(last[-3]), abs=0.02)
@@ -46,6 +48,13 @@ def test_a_window_bounds_what_drafts_need():
     )
     own = [c["break_even"] for c in surface.predicted(near)]
     assert own == sorted(own, reverse=True) and own[0] > 3 and own[-1] < 1.3
+    chosen = [
+        c["break_even"] for c in surface.predicted(dataclasses.replace(near, selected=16, chunk=64))
+    ]
+    # Chunks and their bounds are read besides the window, but never more than the whole text.
+    assert all(a < b for a, b in zip(own[1:], chosen[1:], strict=True)) and chosen[-1] < 1.4
+    with pytest.raises(ValueError, match="add --draft self"):
+        surface.SurfaceOptions(selected=2)
     with pytest.raises(ValueError, match="add --draft-window"):
         surface.SurfaceOptions(draft="self")
     refused: tuple[dict[str, Any], ...] = (

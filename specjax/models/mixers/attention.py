@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax._internal.checks import flag, whole
-from specjax.caches import Memory
+from specjax.caches import ChoosingCache, Memory
 from specjax.models.attention import attend, causal_attend, gpu_attend, gpu_stage_and_attend
 from specjax.models.config import Mixer, TransformerConfig
 from specjax.models.layers import (
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         self,
         x: Array,
         rotations: Rotations,
-        memory: Memory | tuple[Array, Array] | None,
+        memory: Memory | ChoosingCache | tuple[Array, Array] | None,
         visible: Array | None,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Returns the output [B, N, E], and the layer's keys and values with the new ones staged.
@@ -89,7 +89,7 @@ class Attention(nn.Module):
           x: [B, N, E].
           rotations: of the positions.
           memory: the layer's cache; None: there is none.  A layer that shares keys and values gets
-            those of their owner, with the new ones staged.
+            those of their owner, with the new ones staged.  A `ChoosingCache` gets the queries.
           visible: [B or 1, N, S] bool, the slots (without a cache: tokens) that each token attends
             to; None: causal.  With a cache only `gpu_attend` takes None.
         """
@@ -137,6 +137,8 @@ class Attention(nn.Module):
                 v = unit_rms(v, c.norm_eps).astype(v.dtype)
             k = scaled(prepared("k", k, s.num_kv_heads), self.key_scale)
             keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+            if isinstance(memory, ChoosingCache):
+                memory = memory.chosen(query)
             if memory is not None and self.attend is gpu_attend:
                 fresh = k, v, memory
             elif memory is not None:

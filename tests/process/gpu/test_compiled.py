@@ -24,6 +24,7 @@ from bench.gpu.described import devices_of
 from bench.gpu.programs import WHOLE_LOOP, GpuProgram, compile_for_gpu
 from specjax import Decoder, Params, TransformerConfig, sampling
 from specjax.caches import kv
+from specjax.methods import near_self
 from specjax.models import attention, layers, products, transformer
 
 CONFIG = TransformerConfig(
@@ -54,6 +55,8 @@ MOST = {
     ("dflash", 8): (1, 214),
     ("mtp-1", 1): (1, 95),
     ("mtp-1", 8): (1, 96),
+    ("self-of-16-chunks", 1): (1, 242),
+    ("self-of-16-chunks", 8): (1, 237),
 }
 """(drafter, rows) -> the most waits of the host and launches of a step, with all filters on."""
 
@@ -84,7 +87,9 @@ def compiled(
         shapes_of(dataclasses.replace(CONFIG, num_layers=n), devices=devices) for n in (layers, 1)
     )
     sketch = DRAFTERS[drafter](target, draft)
-    decoder = Decoder(target.model, sketch.proposer, specjax.Match(), (2,), CAPACITY)
+    # Twice as long a text, of which a target that drafts for itself chooses a part.
+    capacity = CAPACITY * (2 if drafter.startswith("self") else 1)
+    decoder = Decoder(target.model, sketch.proposer, specjax.Match(), (2,), capacity)
     params = Params(target.params, sketch.params)
     options = WHOLE_LOOP if whole_loop else None
     return compile_for_gpu(decoder, params, devices, rows, None, options)
@@ -214,6 +219,20 @@ def test_a_loop_in_the_filters_is_seen(monkeypatch):
     """The host waits for its branches, which no graph holds."""
     step = changed(monkeypatch, [(sampling, "on_gpu"), (sampling, "on_cuda")], 1)
     assert step.waits[1] > MOST["none", 1][0] and step.launches[1] > MOST["none", 1][1]
+
+
+@pytest.mark.slow
+def test_a_loop_over_bounds_of_chunks_and_a_token_alone_are_seen(monkeypatch):
+    """The host waits for the loop, and products of one row write their terms."""
+    jax.clear_caches()
+    with monkeypatch.context() as patched:
+        looped = near_self.summarised
+        patched.setattr(near_self, "summarised", lambda *given, once=False: looped(*given))
+        patched.setattr(transformer, "_ONE_ROW", (kv.KVCache,))
+        step = compiled.__wrapped__("self-of-16-chunks", 1).step
+    jax.clear_caches()
+    assert step.waits[1] > MOST["self-of-16-chunks", 1][0]
+    assert sum(step.terms_written) + sum(step.copied) > 10e6
 
 
 @pytest.mark.slow

@@ -25,10 +25,10 @@ from bench.compiled.drafters import DRAFTERS
 from bench.compiled.hlo import parse
 from bench.compiled.programs import Compiled, compile_loop
 from bench.compiled.sizes import shapes_of
-from bench.compiled.traffic import host_transfers, traffic
+from bench.compiled.traffic import Traffic, host_transfers, traffic
 from bench.tpu.slices import devices_of
 from specjax import RULES, Decoder, Params, TransformerConfig
-from specjax.caches import kv
+from specjax.caches import choosing, kv
 from specjax.methods.eagle3 import network as eagle3
 from specjax.models import layers
 from specjax.parallel import device_bytes
@@ -137,6 +137,43 @@ def test_the_form_for_a_cpu_would_copy(monkeypatch, module, proposer, least):
     is_weight = module is layers
     copies = [n for path, n in counted.copies if path.startswith("params.") == is_weight]
     assert max(copies, default=0) >= least
+
+
+def _bytes_of_chosen_chunks() -> tuple[Traffic, float]:
+    """Of a step that drafts with chosen chunks, and the bytes of what it chooses in all layers."""
+    target = shapes_of(CONFIG)
+    proposer = specjax.NearSelf(target.model, 64, selected=2, chunk=16)
+    decoder = Decoder(target.model, proposer, specjax.Match(), (2,), 2 * CAPACITY)
+    params = Params(target.params, target.params)
+    made = compile_loop(decoder, params, devices_of(chip("v5e"), 1), ROWS)
+    slots = 4 + 2 * 16 + 64 + 15 + 64 + 1  # with those for drafts
+    chosen = 2 * CONFIG.num_layers * leaf_bytes() * slots / CAPACITY
+    return traffic(parse(made.text), (CONFIG.vocab_size,)), chosen
+
+
+def _by_products(buffer, index):
+    """The slots, but taken by products with ones and zeros, which read all of them."""
+    places = jnp.arange(buffer.shape[2])
+    ones = (index[..., None] == places).astype(buffer.dtype)
+    return jnp.einsum(
+        "bkns,bksd->bknd", jnp.broadcast_to(ones, (*buffer.shape[:2], *ones.shape[2:])), buffer
+    )
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_chosen_chunks_are_read_without_the_rest_of_the_cache(monkeypatch, planted):
+    """A step that drafts reads what it has chosen, and the bounds, and copies no cache."""
+    jax.clear_caches()
+    if planted:
+        monkeypatch.setattr(choosing, "slots_at", _by_products)
+    counted, chosen = _bytes_of_chosen_chunks()
+    jax.clear_caches()
+    read = counted.by_phase["propose"]["cache_read"]
+    if planted:
+        assert read > 5 * chosen
+    else:
+        assert counted.copies == []
+        assert read < 4 * chosen
 
 
 def _logits_of_a_head_with_a_reduced_vocabulary() -> float:
