@@ -83,7 +83,7 @@ def layers(dtype: str, form: LayersForm) -> str:
     """Returns the name as `product`, for whole layers; `dtype` is that of the matrices."""
     if dtype == "int8" and VNNI not in byte_lanes():
         raise ValueError("this processor does not multiply bytes by VNNI")
-    work = Layers(form, machine())
+    work = Layers(form, machine(), VNNI in byte_lanes())
     return _registered(f"specjax_layers_{form.name}", work, "layers", dtype, form)
 
 
