@@ -48,6 +48,7 @@ CASES = [
     Case(20, 192, 128, "fp8", "float32"),  # the last group of an output is cut
     Case(21, 640, 512, "int8", zeros=True),
     Case(20, 384, 256, "int4", offset=8),
+    Case(21, 208, 208, "uint8", offset=128),  # a channel has one scale, and inputs are no vectors
 ]
 
 IN_BYTES = [

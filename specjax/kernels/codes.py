@@ -154,6 +154,11 @@ class Beside:
         zeros = b.sext(zeros, wide) if self.coding.zeros == "int8" else b.zext(zeros, wide)
         return scale, b.fadd(b.sitofp(zeros, real), rest)
 
+    def scales_of(self, output: Value, count: int) -> Value:
+        """Returns a vector with the scales of some outputs, each of which has one."""
+        scales = self._numbers(self.scales, output, count)
+        return self._scale(scales if count > 1 else self.emit.splat(scales, 1))
+
     def _numbers(self, base: Value, at: Value, count: int) -> Value:
         """Reads the numbers of some groups: one, or a vector."""
         of = base.type.pointee

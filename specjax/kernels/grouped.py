@@ -90,6 +90,8 @@ def coding_of(
         return next((each for each in found if each is not None), None)
     if available.tiles() and (tiled := made.in_tiles(inputs, codes.shape[-2])) is not None:
         return tiled
+    if VNNI in available.byte_lanes() and (in_digits := made.in_digits(inputs)) is not None:
+        return in_digits
     while lanes >= 4:
         made = dataclasses.replace(made, lanes=lanes)
         if made.takes(inputs):
@@ -109,8 +111,8 @@ def takes_codes(rows: int, coding: Coding | None) -> bool:
 
 def most_rows_of_codes(coding: Coding) -> int:
     """Returns the most rows for which a kernel is faster than XLA."""
-    if coding.rounded or coding.tiles:
-        return _MOST_ROUNDED if coding.rounded else _MOST_IN_TILES
+    if coding.rounded or coding.digits or coding.tiles:
+        return _MOST_IN_TILES if coding.tiles else _MOST_ROUNDED
     if coding.lanes >= 16 and processors() <= FEW_PROCESSORS:
         return _PANELS
     return _MOST_ROWS.get(coding.lanes, 16)

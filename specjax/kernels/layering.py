@@ -23,8 +23,9 @@ from llvmlite import ir
 
 from specjax.kernels.attending import Attention
 from specjax.kernels.codes import Codes
-from specjax.kernels.coding import ALL
+from specjax.kernels.coding import ALL, Coding
 from specjax.kernels.columns import share_of
+from specjax.kernels.digits import Digits
 from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import FORMS, Machine
 from specjax.kernels.functions import exponential, tangent
@@ -153,11 +154,14 @@ class Layers:
     @property
     def codes(self) -> dict[str, Codes]:
         """Returns the products with matrices of codes, by their names."""
+
+        def work(coding: Coding) -> Codes:
+            if coding.rounded:
+                return RoundedCodes(coding, self.machine, self.vnni)
+            return (Digits if coding.digits else Codes)(coding, self.machine)
+
         return {
-            name: RoundedCodes(coding, self.machine, self.vnni)
-            if coding.rounded
-            else Codes(coding, self.machine)
-            for name, coding in zip(MATRICES, self.form.codings, strict=False)
+            name: work(coding) for name, coding in zip(MATRICES, self.form.codings, strict=False)
         }
 
     def function(self, module: ir.Module) -> ir.Function:
