@@ -64,6 +64,7 @@ WEIGHTS = {
 KINDS = [(name, weights) for name in CONFIGS for weights in ("float32", "int8")]
 KINDS += [("plain", weights) for weights, coded in WEIGHTS.items() if coded]
 KINDS += [("biased", "codes")]
+FEWER = [kind for kind in KINDS if kind[1] in ("float32", "int8", "mixed", "rounded")]
 SHAPES = [(1, 1), (1, 5), (3, 1), (2, 9), (1, 70)]  # rows, tokens
 
 
@@ -229,7 +230,7 @@ def test_the_kernel_for_other_processors_is_right(
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5 * size)
 
 
-@pytest.mark.parametrize(("name", "weights"), KINDS)
+@pytest.mark.parametrize(("name", "weights"), FEWER)
 def test_the_bits_of_a_token_depend_on_its_row_alone(name: str, weights: str):
     """A row among others, and a token after the ones before it, have the bits that they have
     alone."""
