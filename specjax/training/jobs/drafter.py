@@ -549,13 +549,9 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
     options, target, teacher, mesh = opened(options)
     config, known = target.model.module.config, None
     inside(options, f"[0, {target.model.vocab_size - 1}]", "mask_token")
-    learner, start = (
-        plan(options.kind, options, config, mask_token(target, options.mask_token)),
-        None,
-    )
-    if options.initial is not None:
-        start = start_from(options, target, learner)
-        learner = start.learner
+    learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
+    start = None if options.initial is None else start_from(options, target, learner)
+    learner = learner if start is None else start.learner
     if teacher is not None:
         share = share_of_answers(options.sampled_fraction, teacher)
         options = dataclasses.replace(options, sampled_fraction=share)
