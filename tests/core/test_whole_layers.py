@@ -173,7 +173,8 @@ def test_numbers_are_those_of_the_layers_one_by_one(
         return
     module, params = network(name, weights)
     taps = tuple(range(module.num_taps))
-    for rows, width in SHAPES:
+    plain = WEIGHTS[weights] is None  # what else is multiplied is the same in every layout
+    for rows, width in SHAPES if plain else SHAPES[1::2]:
         cache = read(name, weights, rows)
         tokens = (jnp.arange(rows * width).reshape(rows, width) * 7) % 64
         mask = tree(width) if width in (5, 9) else None
