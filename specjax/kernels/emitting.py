@@ -260,16 +260,26 @@ class Emitter:
         found: list[Value] = []
         at_once = vectors[0].type.count
         for first in range(0, len(vectors), at_once):
-            mine = list(vectors[first : first + at_once])
-            many = len(mine)
-            while len(mine) & (len(mine) - 1):
-                mine.append(mine[-1])
-            total = self.sums(mine)
-            while total.type.count > len(mine):
-                even, odd = (self.lanes(total, range(i, total.type.count, 2)) for i in (0, 1))
-                total = self.add(even, odd)
-            found += [self.b.extract_element(total, ir.Constant(INT32, j)) for j in range(many)]
+            mine = vectors[first : first + at_once]
+            total = self.packed_sums(mine)
+            found += [
+                self.b.extract_element(total, ir.Constant(INT32, j)) for j in range(len(mine))
+            ]
         return found
+
+    def packed_sums(self, vectors: Sequence[Value]) -> Value:
+        """Returns the sums of `each_sum` in a vector, which begins with that of the first one.
+
+        There are at most as many vectors as each has lanes.
+        """
+        mine = list(vectors)
+        while len(mine) & (len(mine) - 1):
+            mine.append(mine[-1])
+        total = self.sums(mine)
+        while total.type.count > len(mine):
+            even, odd = (self.lanes(total, range(i, total.type.count, 2)) for i in (0, 1))
+            total = self.add(even, odd)
+        return total
 
     def widened(self, value: Value) -> Value:
         """Returns bfloat16 numbers, given as their bits, in float32: one, or a vector of them."""
