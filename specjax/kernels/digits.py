@@ -5,7 +5,7 @@
 `step` is the largest absolute value of a row over 2^23, about, so three digits are as exact as
 float32 (see `tiles.py`).  The products of a digit with the codes are summed in whole numbers, four
 bytes in one lane.  A code needs no conversion, and an instruction has four times as many products
-as one of float32.  So a pass over four rows takes little longer than one over a single row.
+as one of float32.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Part(Beside):
         """Writes the digits of a row, its step, and what the sums of products begin with."""
         b, emit = self.b, self.emit
         x = b.gep(self.x, [b.mul(row, self.inner)])
-        step = b.fmul(self._largest(x), ir.Constant(FLOAT, 1 / _LARGEST))
+        step = b.fmul(emit.largest_size(x, self.inner, _LANES), ir.Constant(FLOAT, 1 / _LARGEST))
         small = ir.Constant(FLOAT, _SMALLEST)
         step = b.select(b.fcmp_ordered("<", step, small), small, step)
         emit.write(step, self.steps, row, 4)
@@ -94,23 +94,13 @@ class _Part(Beside):
                 for d, mine in enumerate(made):
                     for i, digit in enumerate(mine):
                         emit.write(digit, places[d], b.add(at, word(i * _LANES)), 1)
-                    read = self._read(places[d], at, size)
+                    read = emit.read_bytes(places[d], at, size, _BYTES)
                     ones = ir.Constant(self.bytes, [1] * _BYTES)
                     following[d] = emit.add_products(ones, read, now[d])
             sums = now
         for d, total in enumerate(sums):
             less = b.mul(total, ir.Constant(self.words, [-self.added] * _LANES))
             emit.write(less, self.taken, self._row(first, d, word(_LANES)), 4)
-
-    def _largest(self, x: Value) -> Value:
-        """Returns the largest absolute value of a row."""
-        b, emit = self.b, self.emit
-        mask = ir.Constant(self.words, [0x7FFFFFFF] * _LANES)
-        with emit.loop(word(0), self.inner, _LANES, [zeros(self.words)]) as (i, now, following):
-            # The bits of numbers without a sign are in the order of the numbers.
-            size = b.and_(b.bitcast(emit.read(x, i, self.vector, 4), self.words), mask)
-            following[0] = b.select(b.icmp_unsigned(">", size, now[0]), size, now[0])
-        return emit.largest(now[0])
 
     def _row(self, first: Value, digit: int, size: Value) -> Value:
         return self.b.mul(self.b.add(first, word(digit)), size)
@@ -136,10 +126,10 @@ class _Part(Beside):
                 read = []
                 for column in codes:
                     emit.prefetch(b.gep(column, [b.add(at, ahead)]))
-                    code = self._read(column, at, size)
+                    code = emit.read_bytes(column, at, size, _BYTES)
                     read.append(b.xor(code, sign) if self.coding.signed else code)
                 for r, row in enumerate(digits):
-                    digit = self._read(row, at, size)
+                    digit = emit.read_bytes(row, at, size, _BYTES)
                     for c, code in enumerate(read):
                         k = r * outputs + c
                         following[k] = emit.add_products(code, digit, now[k])
@@ -160,11 +150,3 @@ class _Part(Beside):
             total = emit.lanes(found, range(r * outputs, (r + 1) * outputs))
             product = b.fmul(b.fmul(total, emit.splat(step, outputs)), scales)
             emit.write(product, self.y, b.add(b.mul(row, self.outputs), i), 4)
-
-    def _read(self, base: Value, at: Value, size: int) -> Value:
-        """Reads `size` bytes, with zeros after them."""
-        read = self.emit.read(base, at, ir.VectorType(INT8, size), 1)
-        if size == _BYTES:
-            return read
-        mask = ir.Constant(ir.VectorType(INT32, _BYTES), [min(j, size) for j in range(_BYTES)])
-        return self.b.shuffle_vector(read, zeros(read.type), mask)

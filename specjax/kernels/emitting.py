@@ -220,6 +220,27 @@ class Emitter:
             sizes = b.select(b.icmp_unsigned(">", low, high), low, high)
         return b.bitcast(b.extract_element(sizes, ir.Constant(INT32, 0)), FLOAT)
 
+    def largest_size(self, x: Value, count: Value, lanes: int) -> Value:
+        """Returns the largest absolute value of float32 numbers at an address.
+
+        `lanes` divides their count.
+        """
+        b, real, whole = self.b, ir.VectorType(FLOAT, lanes), ir.VectorType(INT32, lanes)
+        mask = ir.Constant(whole, [0x7FFFFFFF] * lanes)
+        with self.loop(word(0), count, lanes, [zeros(whole)]) as (i, now, following):
+            # Numbers without a sign are ordered as their bits are.
+            size = b.and_(b.bitcast(self.read(x, i, real, 4), whole), mask)
+            following[0] = b.select(b.icmp_unsigned(">", size, now[0]), size, now[0])
+        return self.largest(now[0])
+
+    def read_bytes(self, base: Value, at: Value, size: int, lanes: int) -> Value:
+        """Reads `size` bytes into a vector of `lanes`, with zeros after them."""
+        read = self.read(base, at, ir.VectorType(INT8, size), 1)
+        if size == lanes:
+            return read
+        mask = ir.Constant(ir.VectorType(INT32, lanes), [min(j, size) for j in range(lanes)])
+        return self.b.shuffle_vector(read, zeros(read.type), mask)
+
     def larger(self, x: Value, y: Value) -> Value:
         """Returns the larger one, lane by lane; y where x is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)

@@ -38,8 +38,8 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
 def test_codes_with_a_scale_for_each_output_are_multiplied_as_digits(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Where bytes are multiplied by VNNI: not with zeros, several scales, or inputs that sums of 32
-    bits are too short for."""
+    """This needs VNNI, one scale for each output, no zeros, and so few inputs that a sum of their
+    products has 32 bits."""
     monkeypatch.setattr(available, "tiles", lambda: False)
     whole = [case for case in CASES if case.inputs == case.group and case.codes.endswith("int8")]
     assert len(whole) == 2
