@@ -48,10 +48,13 @@ CASES = [
     Case(20, 192, 128, "fp8", "float32"),  # the last group of an output is cut
     Case(21, 640, 512, "int8", zeros=True),
     Case(20, 384, 256, "int4", offset=8),
+    Case(21, 208, 208, "uint8", offset=128),  # a channel has one scale, and inputs are no vectors
 ]
 
 IN_BYTES = [
-    case for case in CASES if case.codes != "fp8" and (case.inputs, case.codes) != (96, "int4")
+    case
+    for case in CASES
+    if case.codes != "fp8" and (case.inputs, case.codes) not in ((96, "int4"), (208, "uint8"))
 ]
 """The cases whose rounded activations have a kernel; the others are rounded by XLA."""
 

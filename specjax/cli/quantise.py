@@ -27,8 +27,8 @@ class QuantiseOptions(Options):
     bits: str = option("4", "of a number of a matrix", choices=("4", "8"))
     group_size: int | None = count(
         None,
-        "inputs that share a scale; default: 128, 64 or 32, the first that divides the inputs of a "
-        "matrix, or all",
+        "inputs that share a scale; default: in 4 bits 128, 64 or 32, the first that divides the "
+        "inputs of a matrix, and in 8 bits all inputs of an output",
     )
     data: tuple[str, ...] = option(
         (), "files or folders of UTF-8 text that gptq reads, such as what the model is used for"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from specjax.kernels.grouped import coding_of, few_rows_of_codes, takes_codes
     from specjax.kernels.layer_calls import takes_layers, whole_layers
-    from specjax.kernels.layer_forms import LayersForm
+    from specjax.kernels.layer_forms import MATRICES, LayersForm
     from specjax.kernels.narrow import (
         few_rounded_rows,
         few_rows,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
+    "MATRICES",
     "MOST_NORMED_ROWS",
     "MOST_TOKENS",
     "Coding",

@@ -18,6 +18,7 @@ from specjax.kernels.attending import Attention
 from specjax.kernels.codes import Codes
 from specjax.kernels.coding import VNNI, Coding
 from specjax.kernels.columns import Product
+from specjax.kernels.digits import Digits
 from specjax.kernels.drawing import Drawing
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
@@ -54,7 +55,8 @@ def codes(dtype: str, coding: Coding) -> str:
     if coding.rounded:
         work = RoundedCodes(coding, machine(), VNNI in byte_lanes())
     else:
-        work = (Tiles if coding.tiles else Codes)(coding, machine())
+        kind = Tiles if coding.tiles else Digits if coding.digits else Codes
+        work = kind(coding, machine())
     return _registered(coding.name, work, "codes", dtype, coding)
 
 
@@ -83,7 +85,7 @@ def layers(dtype: str, form: LayersForm) -> str:
     """Returns the name as `product`, for whole layers; `dtype` is that of the matrices."""
     if dtype == "int8" and VNNI not in byte_lanes():
         raise ValueError("this processor does not multiply bytes by VNNI")
-    work = Layers(form, machine())
+    work = Layers(form, machine(), VNNI in byte_lanes())
     return _registered(f"specjax_layers_{form.name}", work, "layers", dtype, form)
 
 

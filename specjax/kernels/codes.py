@@ -22,6 +22,7 @@ from specjax.kernels.coding import ALL, Coding, Piece
 from specjax.kernels.columns import share_of
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Machine
+from specjax.kernels.pieces import Piece as Part
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The numbers of e2m1 that are not negative."""
@@ -67,17 +68,20 @@ class Codes:
     def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
         return emit.least(emit.b.mul(threads, word(_SHARES)), worth)
 
+    @property
+    def matrix(self) -> Sequence[ir.Type]:
+        """Returns the elements of codes, scales and zeros."""
+        zeros = [] if self.coding.zeros is None else [INT8]
+        return [INT8, _KINDS[self.coding.scales], *zeros]
+
+    @property
+    def pieces(self) -> Sequence[Part]:
+        places = [kind.as_pointer() for kind in (FLOAT, *self.matrix, INT32, FLOAT)]
+        name, arguments = f"{self.name}_part", (*places, *[WORD] * 7)
+        return (Part(name, arguments, self.buffers, self.write_part),)
+
     def function(self, module: ir.Module) -> ir.Function:
-        kinds = [FLOAT, INT8, _KINDS[self.coding.scales]]
-        kinds += [] if self.coding.zeros is None else [INT8]
-        places = [kind.as_pointer() for kind in (*kinds, INT32, FLOAT)]
-        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 7])
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
-        for pointer in function.args[: self.buffers]:
-            pointer.add_attribute("noalias")
-        self.write_part(function)
-        return function
+        return self.pieces[0].declare(module)
 
     def write_part(self, function: ir.Function) -> None:
         _Part(self, function).write_all()
@@ -149,6 +153,11 @@ class Beside:
         wide = _like(zeros, INT32)
         zeros = b.sext(zeros, wide) if self.coding.zeros == "int8" else b.zext(zeros, wide)
         return scale, b.fadd(b.sitofp(zeros, real), rest)
+
+    def scales_of(self, output: Value, count: int) -> Value:
+        """Returns a vector with the scales of some outputs, each of which has one."""
+        scales = self._numbers(self.scales, output, count)
+        return self._scale(scales if count > 1 else self.emit.splat(scales, 1))
 
     def _numbers(self, base: Value, at: Value, count: int) -> Value:
         """Reads the numbers of some groups: one, or a vector."""

@@ -22,6 +22,12 @@ Sums of 512 products of 8 bits are exact in float32.
 VNNI = 16
 """The words of vectors whose bytes only VNNI multiplies; AVX2 has vectors of 8."""
 
+DIGIT_STEP = 16
+"""The inputs of a matrix whose activations are digits are a multiple of it."""
+
+_MOST_INPUTS = 2**15
+"""The most inputs whose products with a digit are a whole number of 32 bits."""
+
 _STEP = 128
 """The most activations that share a step."""
 
@@ -63,6 +69,7 @@ class Coding:
       rounded: the inputs that share a step, if activations are rounded to 8 bits; else 0.
       fp8: the codes are numbers of e4m3.
       cut: the last group of an output has fewer inputs than the others.
+      digits: activations are multiplied as three digits of 8 bits (see `digits.py`).
     """
 
     bits: int
@@ -77,6 +84,7 @@ class Coding:
     rounded: int = 0
     fp8: bool = False
     cut: bool = False
+    digits: bool = False
 
     @property
     def tiles(self) -> bool:
@@ -89,6 +97,13 @@ class Coding:
         if segment is None or outputs < TOGETHER or self.fp8:
             return None
         return dataclasses.replace(self, lanes=16, segment=segment)
+
+    def in_digits(self, inputs: int) -> Coding | None:
+        """Returns the coding for activations as digits, or None if there is no kernel for them."""
+        takes = self.bits == 8 and self.group == ALL and self.zeros is None and not self.fp8
+        if not takes or inputs % DIGIT_STEP or not 0 < inputs <= _MOST_INPUTS:
+            return None
+        return dataclasses.replace(self, lanes=16, digits=True)
 
     def in_bytes(self, inputs: int, lanes: int, vnni: bool) -> Coding | None:
         """Returns the coding for activations of 8 bits, or None if there is no kernel for them.
@@ -113,7 +128,8 @@ class Coding:
     def name(self) -> str:
         return (
             f"specjax_codes_{self.kind}_{self.offset}_{self.group}_{self.scales}_{self.zeros}"
-            f"_{self.lanes}_{self.segment}_{self.rounded}{'_cut' if self.cut else ''}"
+            f"_{self.lanes}_{self.segment}_{self.rounded}"
+            f"{'_cut' * self.cut}{'_digits' * self.digits}"
         ).replace("-", "m")
 
     @property

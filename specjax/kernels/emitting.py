@@ -220,6 +220,27 @@ class Emitter:
             sizes = b.select(b.icmp_unsigned(">", low, high), low, high)
         return b.bitcast(b.extract_element(sizes, ir.Constant(INT32, 0)), FLOAT)
 
+    def largest_size(self, x: Value, count: Value, lanes: int) -> Value:
+        """Returns the largest absolute value of float32 numbers at an address.
+
+        `lanes` divides their count.
+        """
+        b, real, whole = self.b, ir.VectorType(FLOAT, lanes), ir.VectorType(INT32, lanes)
+        mask = ir.Constant(whole, [0x7FFFFFFF] * lanes)
+        with self.loop(word(0), count, lanes, [zeros(whole)]) as (i, now, following):
+            # Numbers without a sign are ordered as their bits are.
+            size = b.and_(b.bitcast(self.read(x, i, real, 4), whole), mask)
+            following[0] = b.select(b.icmp_unsigned(">", size, now[0]), size, now[0])
+        return self.largest(now[0])
+
+    def read_bytes(self, base: Value, at: Value, size: int, lanes: int) -> Value:
+        """Reads `size` bytes into a vector of `lanes`, with zeros after them."""
+        read = self.read(base, at, ir.VectorType(INT8, size), 1)
+        if size == lanes:
+            return read
+        mask = ir.Constant(ir.VectorType(INT32, lanes), [min(j, size) for j in range(lanes)])
+        return self.b.shuffle_vector(read, zeros(read.type), mask)
+
     def larger(self, x: Value, y: Value) -> Value:
         """Returns the larger one, lane by lane; y where x is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
@@ -260,16 +281,26 @@ class Emitter:
         found: list[Value] = []
         at_once = vectors[0].type.count
         for first in range(0, len(vectors), at_once):
-            mine = list(vectors[first : first + at_once])
-            many = len(mine)
-            while len(mine) & (len(mine) - 1):
-                mine.append(mine[-1])
-            total = self.sums(mine)
-            while total.type.count > len(mine):
-                even, odd = (self.lanes(total, range(i, total.type.count, 2)) for i in (0, 1))
-                total = self.add(even, odd)
-            found += [self.b.extract_element(total, ir.Constant(INT32, j)) for j in range(many)]
+            mine = vectors[first : first + at_once]
+            total = self.packed_sums(mine)
+            found += [
+                self.b.extract_element(total, ir.Constant(INT32, j)) for j in range(len(mine))
+            ]
         return found
+
+    def packed_sums(self, vectors: Sequence[Value]) -> Value:
+        """Returns the sums of `each_sum` in a vector, which begins with that of the first one.
+
+        There are at most as many vectors as each has lanes.
+        """
+        mine = list(vectors)
+        while len(mine) & (len(mine) - 1):
+            mine.append(mine[-1])
+        total = self.sums(mine)
+        while total.type.count > len(mine):
+            even, odd = (self.lanes(total, range(i, total.type.count, 2)) for i in (0, 1))
+            total = self.add(even, odd)
+        return total
 
     def widened(self, value: Value) -> Value:
         """Returns bfloat16 numbers, given as their bits, in float32: one, or a vector of them."""

@@ -8,13 +8,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax._internal.processors import processors
 from specjax.kernels import available
 from specjax.kernels.coding import ALL, VNNI, Coding
+from specjax.kernels.narrow import FEW_PROCESSORS
 
 _MOST_ROWS = {8: 16, 16: 32}
 """The most rows for which the kernels were faster than XLA, by the float32 numbers of a vector.
 
-Those of 8 were not measured; of 16, 48 rows of a matrix [2048, 768] took as long.
+Those of 8 were not measured; of 16, 48 rows of a matrix [2048, 768] took as long on two Intel
+cores.
+"""
+
+_PANELS = 128
+"""The most rows on a few processors with vectors of 16 numbers.  On two AMD cores 64 and 128 rows
+of matrices of 512 to 4096 inputs took 0.4 to 1.2 of XLA's time.
 """
 
 _MOST_IN_TILES = 128
@@ -82,6 +90,8 @@ def coding_of(
         return next((each for each in found if each is not None), None)
     if available.tiles() and (tiled := made.in_tiles(inputs, codes.shape[-2])) is not None:
         return tiled
+    if VNNI in available.byte_lanes() and (in_digits := made.in_digits(inputs)) is not None:
+        return in_digits
     while lanes >= 4:
         made = dataclasses.replace(made, lanes=lanes)
         if made.takes(inputs):
@@ -92,11 +102,20 @@ def coding_of(
 
 def takes_codes(rows: int, coding: Coding | None) -> bool:
     """Returns whether `few_rows_of_codes` multiplies this many rows."""
-    if coding is None:
-        return False
-    most = _MOST_IN_TILES if coding.tiles else _MOST_ROWS.get(coding.lanes, 16)
-    most = _MOST_ROUNDED if coding.rounded else most
-    return 0 < rows <= most and available.made("codes", coding.kind, coding) is not None
+    return (
+        coding is not None
+        and 0 < rows <= most_rows_of_codes(coding)
+        and available.made("codes", coding.kind, coding) is not None
+    )
+
+
+def most_rows_of_codes(coding: Coding) -> int:
+    """Returns the most rows for which a kernel is faster than XLA."""
+    if coding.rounded or coding.digits or coding.tiles:
+        return _MOST_IN_TILES if coding.tiles else _MOST_ROUNDED
+    if coding.lanes >= 16 and processors() <= FEW_PROCESSORS:
+        return _PANELS
+    return _MOST_ROWS.get(coding.lanes, 16)
 
 
 def few_rows_of_codes(

@@ -10,6 +10,7 @@ from jax import Array
 
 from specjax._internal.processors import processors
 from specjax.kernels import available
+from specjax.kernels.grouped import most_rows_of_codes
 from specjax.kernels.layer_forms import LayersForm
 from specjax.kernels.narrow import FEW_PROCESSORS, most_rows
 from specjax.kernels.queries import LARGEST
@@ -38,8 +39,10 @@ def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bo
     """
     prompt = available.lanes() >= 16 and processors() <= FEW_PROCESSORS
     prompt = prompt and rows * streams <= _STREAMS
+    codes = [most_rows_of_codes(coding) for coding in form.codings]
+    most = min(codes) if codes else most_rows(form.weight)
     return (
-        0 < rows <= (_PROMPT if prompt else most_rows(form.weight))
+        0 < rows <= (_PROMPT if prompt else most)
         and 0 < form.dim <= LARGEST
         and all(size > 0 and size % _EACH == 0 for size in columns)
         and available.made("layers", form.weight, form) is not None

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
+from specjax.kernels.coding import Coding
+
+MATRICES = "q", "k", "v", "o", "gate", "up", "down"
+"""The names of a layer's matrices."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LayersForm:
     """What the layers of a network compute.
 
     Attributes:
-      weight: the dtype of the matrices: "float32" [in, out], or "int8" [out, in], which has a scale
-        [out] for each output after it.
+      weight: the matrices: "float32" [in, out]; "int8" [out, in], which has a scale [out] for each
+        output after it; or "codes" [out, bytes], which has scales and maybe zeros
+        [out, groups] after it.
       dim: the size of a head.
       activation: "silu" or "gelu_tanh".
       normed: whether the layers norm what attention reads; else `read` is normed, of one layer.
@@ -20,6 +26,7 @@ class LayersForm:
       capped: whether scores have a softcap.
       page: the slots of a page, where keys and values are pages [P, K, page, D]; None: rows have
         arrays of their own.
+      codings: of the `MATRICES`, if they are codes.
     """
 
     weight: str
@@ -30,6 +37,7 @@ class LayersForm:
     head_norms: bool = False
     capped: bool = False
     page: int | None = None
+    codings: tuple[Coding, ...] = ()
 
     @property
     def name(self) -> str:
@@ -37,6 +45,10 @@ class LayersForm:
         said = [self.weight, self.dim, self.activation]
         said += [flag for flag in ("normed", "biased", "head_norms", "capped") if vars(self)[flag]]
         said += [] if self.page is None else ["pages_of", self.page]
+        different = dict.fromkeys(self.codings)
+        said += [coding.name for coding in different]
+        if len(different) > 1:
+            said.append("".join(str([*different].index(coding)) for coding in self.codings))
         return "_".join(map(str, said))
 
     @property
@@ -53,5 +65,11 @@ class LayersForm:
         return (*found, "keys", "values")
 
     def _matrices(self, *names: str) -> list[str]:
-        parts = ("", "_scale") if self.weight == "int8" else ("",)
-        return [name + part for name in names for part in parts]
+        return [name + part for name in names for part in self.parts(name)]
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Returns what the names of the arrays of a matrix have after its name."""
+        if self.weight == "float32":
+            return ("",)
+        zeros = self.codings and self.codings[MATRICES.index(name)].zeros is not None
+        return ("", "_scale", "_zero") if zeros else ("", "_scale")

@@ -22,13 +22,17 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from specjax.kernels.attending import Attention
+from specjax.kernels.codes import Codes
+from specjax.kernels.coding import ALL, Coding
 from specjax.kernels.columns import share_of
+from specjax.kernels.digits import Digits
 from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import FORMS, Machine
 from specjax.kernels.functions import exponential, tangent
-from specjax.kernels.layer_forms import LayersForm
+from specjax.kernels.layer_forms import MATRICES, LayersForm
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
+from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.kernels.rounded_rows import RoundedRows
 from specjax.kernels.sharing import wait_for
 
@@ -91,6 +95,7 @@ class Layers:
 
     form: LayersForm
     machine: Machine
+    vnni: bool = True  # for codes: as in `RoundedCodes`
 
     results = len(RESULTS)
     name = "layers"
@@ -139,10 +144,25 @@ class Layers:
 
     @property
     def pieces(self) -> Sequence[Piece]:
-        """Returns attention, and the product."""
+        """Returns attention, and the products; of codes that of each matrix."""
         if self.form.weight == "int8":
             return *self.attention.pieces, *RoundedRows().pieces
+        if self.form.weight == "codes":
+            return *self.attention.pieces, *[work.pieces[0] for work in self.codes.values()]
         return *self.attention.pieces, loops(FORMS[self.form.weight], self.machine)
+
+    @property
+    def codes(self) -> dict[str, Codes]:
+        """Returns the products with matrices of codes, by their names."""
+
+        def work(coding: Coding) -> Codes:
+            if coding.rounded:
+                return RoundedCodes(coding, self.machine, self.vnni)
+            return (Digits if coding.digits else Codes)(coding, self.machine)
+
+        return {
+            name: work(coding) for name, coding in zip(MATRICES, self.form.codings, strict=False)
+        }
 
     def function(self, module: ir.Module) -> ir.Function:
         others = {"visible": INT8, "starts": INT32, TABLE: INT32}
@@ -159,13 +179,15 @@ class _Part:
     """Writes the instructions of one part."""
 
     def __init__(self, work: Layers, module: ir.Module, function: ir.Function) -> None:
-        self.form, self.lanes = work.form, work.machine.lanes
+        self.form, self.lanes, self.codes = work.form, work.machine.lanes, work.codes
         self.vector = ir.VectorType(FLOAT, self.lanes)
-        self.attention, self.multiply = (piece.declare(module) for piece in work.pieces)
+        self.attention, *self.multiply = (piece.declare(module) for piece in work.pieces)
         self.emit = Emitter(function)
         b: Any = self.emit.b
         self.b = b
         self.head = b.bitcast(b.alloca(ir.ArrayType(FLOAT, self.form.dim)), FLOAT.as_pointer())
+        self.only = b.alloca(INT32)  # the number of a matrix in its stack
+        b.store(ir.Constant(INT32, 0), self.only)
         count = work.buffers
         held = zip(work.order, function.args[:count], strict=True)
         self.of: dict[str, Value] = dict(held)
@@ -350,14 +372,24 @@ class _Part:
         self, x: Value, inner: Value, name: str, y: Value, count: Value, part: Value
     ) -> None:
         """Multiplies all rows with the columns of a part."""
-        b = self.b
+        b, multiply = self.b, self.multiply[0]
         if self.form.weight == "int8":
             matrix = self.buffer(name, INT8), self.buffer(f"{name}_scale")
             sizes = self.s.batch, self.s.width, inner, count
-            b.call(self.multiply, [x, *matrix, y, part, self.some, *sizes])
+            b.call(multiply, [x, *matrix, y, part, self.some, *sizes])
+            return
+        if self.form.weight == "codes":
+            work, groups = self.codes[name], word(1)
+            if (group := work.coding.group) != ALL:
+                groups = b.sdiv(b.add(inner, word(group - 1)), word(group))
+            held = zip(self.form.parts(name), work.matrix, strict=True)
+            matrix = [self.buffer(name + part, kind) for part, kind in held]
+            sizes = self.s.batch, self.s.width, inner, count, groups
+            multiply = self.multiply[MATRICES.index(name)]
+            b.call(multiply, [x, *matrix, self.only, y, part, self.some, *sizes])
             return
         share, matrix = share_of(self.emit, count, part, self.some), self.buffer(name)
-        b.call(self.multiply, [x, matrix, y, *share, self.rows, inner, count, count])
+        b.call(multiply, [x, matrix, y, *share, self.rows, inner, count, count])
 
     def _normed(self, x: Value, name: str) -> tuple[Value, Value]:
         """Returns the norms of all rows, and the memory that is to be freed."""

@@ -99,12 +99,8 @@ class _Part:
         """Writes the digits of a row, its step, and what is taken from its sums."""
         b, emit = self.b, self.emit
         x = b.gep(self.x, [b.mul(row, self.inner)])
-        mask = ir.Constant(self.words, [0x7FFFFFFF] * _LANES)
-        with emit.loop(word(0), self.inner, _LANES, [zeros(self.words)]) as (i, now, following):
-            # The bits of numbers without a sign are in the order of the numbers.
-            size = b.and_(b.bitcast(emit.read(x, i, self.vector, 4), self.words), mask)
-            following[0] = b.select(b.icmp_unsigned(">", size, now[0]), size, now[0])
-        step = b.fmul(emit.largest(now[0]), ir.Constant(FLOAT, 1 / _LARGEST))
+        largest = emit.largest_size(x, self.inner, _LANES)
+        step = b.fmul(largest, ir.Constant(FLOAT, 1 / _LARGEST))
         none = b.fcmp_ordered("==", step, zeros(FLOAT))
         step = b.select(none, ir.Constant(FLOAT, 1.0), step)
         spread, digits = emit.splat(step, _LANES), b.gep(self.digits, [b.mul(row, self.inner)])
@@ -129,11 +125,11 @@ class _Part:
         whole, sums = emit.whole(self.inner, _BYTES), [zeros(self.words)] * (rows * outputs)
         for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, EACH)):
             with emit.loop(low, high, size, sums) as (at, now, following):
-                read = [self._read(row, at, size) for row in digits]
+                read = [emit.read_bytes(row, at, size, _BYTES) for row in digits]
                 for c, column in enumerate(weights):
                     emit.prefetch(b.gep(column, [b.add(at, ahead)]))
                     high_bits = ir.Constant(self.bytes, [_SIGN] * _BYTES)
-                    unsigned = b.xor(self._read(column, at, size), high_bits)
+                    unsigned = b.xor(emit.read_bytes(column, at, size, _BYTES), high_bits)
                     for r, row in enumerate(read):
                         k = r * outputs + c
                         following[k] = emit.add_products(unsigned, row, now[k])
@@ -148,11 +144,3 @@ class _Part:
                 total = b.sitofp(b.add(totals[r * outputs + c], taken), FLOAT)
                 product = b.fmul(b.fmul(total, step), emit.read(self.scales, column, FLOAT, 4))
                 emit.write(product, self.y, b.add(b.mul(row, self.outputs), column), 4)
-
-    def _read(self, base: Value, at: Value, size: int) -> Value:
-        """Reads `size` bytes, with zeros after them."""
-        read = self.emit.read(base, at, ir.VectorType(INT8, size), 1)
-        if size == _BYTES:
-            return read
-        mask = ir.Constant(ir.VectorType(INT32, _BYTES), [min(j, size) for j in range(_BYTES)])
-        return self.b.shuffle_vector(read, zeros(read.type), mask)

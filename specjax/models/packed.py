@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -221,7 +221,7 @@ def _product(
         return _multiplied(_rounded(x, packed), one(packed), x.dtype, False, result)
 
     def cpu(x: Array, packed: Packed) -> Array:
-        if alone and (coding := _coding(x, packed)) is not None:
+        if alone and (coding := coding_of(x.size // x.shape[-1], packed)) is not None:
             x = _kept(x, x.dtype) if coding.rounded else _kept(_rounded(x, packed), x.dtype)
             y = _few_rows(coding, x, packed, number)
             return _kept(y, result).astype(result)
@@ -346,20 +346,20 @@ def _kept(x: Array, dtype: DTypeLike) -> Array:
     return jax.lax.reduce_precision(x.astype(jnp.float32), kept.nexp, kept.nmant)
 
 
-def _coding(x: Array, packed: Packed) -> kernels.Coding | None:
-    """Returns the layout of the codes if there is a kernel for x and them."""
-    rows = x.size // x.shape[-1]
-    scales = packed.scales
+def coding_of(rows: int, packed: Packed) -> kernels.Coding | None:
+    """Returns the layout of the codes if there is a kernel for some rows and them."""
+    return next((each for each in codings(packed) if kernels.takes_codes(rows, each)), None)
+
+
+def codings(packed: Packed) -> Iterator[kernels.Coding | None]:
+    """Returns the layouts that kernels have for the codes, the best one first."""
     if packed.least is not None:
-        return None
+        return
     for rounded in (True, False) if packed.rounds else (False,):
-        coding = kernels.coding_of(
-            packed.codes, scales, packed.zeros, inputs=packed.inputs, group=packed.group,
+        yield kernels.coding_of(
+            packed.codes, packed.scales, packed.zeros, inputs=packed.inputs, group=packed.group,
             offset=packed.offset, pairs=packed.pairs, fp4=packed.fp4, rounded=rounded,
         )  # fmt: skip
-        if kernels.takes_codes(rows, coding):
-            return coding
-    return None
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -3,7 +3,8 @@
 XLA plans some forty operations for a layer, and lets threads meet after each.  For a small model
 that takes a third of a step, and most of what it compiles.  `specjax.kernels.whole_layers` has the
 layers of a network, if they are of the most common kind: RMS norms before attention and a gated
-MLP, both with matrices in float32 or int8, and one cache in float32, of slots or pages.
+MLP, both with matrices in float32, in int8 or as codes, and one cache in float32, of slots or
+pages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from specjax.caches import KVCache, PagedCache
 from specjax.models.attention import cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.int8 import Int8, cpu_int8_dot_general
+from specjax.models.packed import Packed, codings
 from specjax.models.products import cpu_dot_general
+
+_KINDS: dict[type, str] = {Int8: "int8", Packed: "codes", jax.Array: "float32"}
+"""The names that `kernels.LayersForm` has for matrices."""
 
 _ACTIVATIONS = ("silu", "gelu_tanh")
 _MATRICES = {
@@ -65,17 +70,24 @@ def form_of_layers(
         for part, names in _MATRICES.items()
         for name in names
     ]
-    weight = "int8" if isinstance(held[0], Int8) else "float32"
-    kind = Int8 if weight == "int8" else jax.Array
-    if not all(isinstance(matrix, kind) for matrix in held):
+    kind = next((kind for kind in _KINDS if isinstance(held[0], kind)), None)
+    if kind is None or not all(isinstance(matrix, kind) for matrix in held):
         return None
-    leaves = jax.tree.leaves(list(map(dict, layers)), is_leaf=_is_int8)
-    numbers = [leaf for leaf in leaves if not _is_int8(leaf)]
+    layouts: tuple[kernels.Coding, ...] = ()
+    if kind is Packed:
+        each = len(kernels.MATRICES)
+        of_layers = {_codings_of(held[i : i + each]) for i in range(0, len(held), each)}
+        layouts = of_layers.pop()
+        if of_layers or not layouts:
+            return None
+    leaves = jax.tree.leaves(list(map(dict, layers)), is_leaf=_is_matrix)
+    numbers = [leaf for leaf in leaves if not _is_matrix(leaf)]
     if any(leaf.dtype != jnp.float32 for leaf in (x, *cache.keys, *cache.values, *numbers)):
         return None
     form = kernels.LayersForm(
-        weight, c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
+        _KINDS[kind], c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
         c.attention_softcap is not None, cache.page if isinstance(cache, PagedCache) else None,
+        layouts,
     )  # fmt: skip
     rows = math.prod(x.shape[:2])
     if x.shape[1] > cache.capacity:
@@ -84,8 +96,22 @@ def form_of_layers(
     return form if kernels.takes_layers(form, rows, len(layers) * c.hidden_size, *sizes) else None
 
 
-def _is_int8(leaf: object) -> bool:
-    return isinstance(leaf, Int8)
+def _is_matrix(leaf: object) -> bool:
+    return isinstance(leaf, (Int8, Packed))
+
+
+def _codings_of(matrices: Sequence[Packed]) -> tuple[kernels.Coding, ...]:
+    """Returns the layouts of matrices for the kernel of layers; () if it does not take them."""
+    found = []
+    for packed in matrices:
+        coding = next(codings(packed), None)
+        plain = packed.order is packed.whole is None and not packed.in_groups
+        # No kernel for tiles was ever tried inside of layers, and with one that does not round
+        # activations they would have to be rounded before.
+        if coding is None or not plain or coding.tiles or (packed.rounds and not coding.rounded):
+            return ()
+        found.append(coding)
+    return tuple(found)
 
 
 def _plain(c: TransformerConfig, count: int) -> bool:
@@ -182,6 +208,9 @@ def _arguments(layer: Mapping[str, Any]) -> dict[str, Array]:
             matrix = layer[part][name]["kernel"]
             if isinstance(matrix, Int8):
                 found[name], found[f"{name}_scale"] = matrix.values, matrix.scale
+            elif isinstance(matrix, Packed):
+                held = {"": matrix.codes, "_scale": matrix.scales, "_zero": matrix.zeros}
+                found |= {name + part: each for part, each in held.items() if each is not None}
             else:
                 found[name] = matrix
             if "bias" in layer[part][name]:

@@ -113,6 +113,9 @@ class ModelOptions(Options):
         "float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16), or int4 for the "
         "matrices of linear maps",
     )
+    dequantise: bool = option(
+        False, "widen the packed matrices of the target when it is loaded, which takes more memory"
+    )
     activations: str | None = option(
         None,
         "int8: on a CPU, round what packed matrices of the target multiply to 8 bits, which is "
@@ -242,7 +245,7 @@ def load_models(
     with progress("loading"):
         target = specjax.load(
             folder, dtype, cache_dtype=options.cache_dtype, activations=options.activations,
-            mesh=mesh, lora=lora,
+            mesh=mesh, lora=lora, dequantise=options.dequantise,
         )  # fmt: skip
         target = specjax.quantise(target) if in_int8 else target
         model = None if draft is None else _draft(draft, dtype, draft_mesh or mesh, split)

@@ -65,8 +65,8 @@ def quantise_folder(
         after the other, each with the errors of those before it, so that the outputs on `texts`
         change the least (Frantar et al. 2022, arXiv 2210.17323); experts are rounded to nearest.
       bits: of a number: 4 or 8.
-      group: the inputs that share a scale.  By default 128, 64 or 32, the first that divides the
-        inputs of a matrix, or all inputs.
+      group: the inputs that share a scale.  By default in 4 bits 128, 64 or 32, the first that
+        divides the inputs of a matrix, and in 8 bits all inputs of an output.
       texts: that "gptq" reads, such as what the model will be used for.
       samples: the most pieces that are cut of them.
       length: the tokens of a piece.
@@ -103,7 +103,7 @@ def quantise_folder(
         ),
     )
     outline = read_outline(source)
-    groups = _groups(source, outline, group)
+    groups = _groups(source, outline, bits, group)
     model = load(source, _dtype_of(source))
     tokens = pieces_of("texts", texts, model, samples, length) if needs and texts else None
     made = _rounded(model, groups, bits, tokens)
@@ -111,7 +111,9 @@ def quantise_folder(
     return dataclasses.replace(made, name=out.name, mtp=0, folder=out)
 
 
-def _groups(source: pathlib.Path, outline: Outline, group: int | None) -> dict[_Path, int]:
+def _groups(
+    source: pathlib.Path, outline: Outline, bits: int, group: int | None
+) -> dict[_Path, int]:
     """Returns the inputs of a group of each matrix that is rounded, by the configuration."""
     packed = "GGUF" if file_of(source) else outline.scheme and outline.scheme.method
     if packed:
@@ -142,7 +144,9 @@ def _groups(source: pathlib.Path, outline: Outline, group: int | None) -> dict[_
                 f"{f' and of {len(odd) - 1} more matrices' * (len(odd) > 1)}: pass one that divides"
                 " them, or leave it out"
             )
-    return {path: group or group_for(many) for path, many in inputs.items()}
+    return {
+        path: group or (many if bits == 8 else group_for(many)) for path, many in inputs.items()
+    }
 
 
 def _dtype_of(source: pathlib.Path) -> np.dtype:

@@ -35,6 +35,21 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
     check(case, tuple(range(1, 16))[CASES.index(case) // 2 % 3 :: 3])
 
 
+def test_codes_with_a_scale_for_each_output_are_multiplied_as_digits(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """This needs VNNI, one scale for each output, no zeros, and so few inputs that a sum of their
+    products has 32 bits."""
+    monkeypatch.setattr(available, "tiles", lambda: False)
+    whole = [case for case in CASES if case.inputs == case.group and case.codes.endswith("int8")]
+    assert len(whole) == 2
+    vnni = 16 in available.byte_lanes()
+    for case in CASES:
+        layout = coding(drawn(case))
+        assert layout is not None and layout.digits == (vnni and case in whole)
+        assert layout.in_digits(2**15 + 16) is None
+
+
 @pytest.mark.parametrize("case", IN_BYTES[1::2], ids=str)
 def test_rounded_activations_are_multiplied_in_whole_numbers(case: Case):
     """`tests/product/test_few_rows.py` has the other cases."""

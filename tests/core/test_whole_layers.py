@@ -16,6 +16,7 @@ import pytest
 from specjax import kernels
 from specjax.caches import KVCache, PagedCache
 from specjax.kernels import available, calling, layer_calls
+from specjax.kernels.coding import VNNI
 from specjax.kernels.forms import Machine
 from specjax.kernels.layering import Layers
 from specjax.methods.eagle3 import network as eagle3
@@ -29,6 +30,7 @@ from specjax.models import (
     rounded_weights,
 )
 from specjax.models import transformer as transformer_module
+from specjax.models.packed import Packed
 
 SMALL = TransformerConfig(
     vocab_size=64, hidden_size=48, mlp_size=80, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -50,19 +52,65 @@ CONFIGS = {
     ),
     "one head": dataclasses.replace(SMALL, num_heads=1, num_kv_heads=1, head_dim=48, num_layers=1),
 }
-KINDS = [(name, int8) for name in CONFIGS for int8 in (False, True)]
+WEIGHTS = {
+    "float32": None,
+    "int8": None,
+    "codes": dict(bits=8, group=32),
+    "codes with a scale of their own": dict(bits=8),
+    "codes of 4 bits": dict(bits=4, group=64, zeros=True),
+    "rounded": dict(bits=8, group=64, rounds=True),
+    "mixed": dict(bits=8, group=64),
+}
+KINDS = [(name, weights) for name in CONFIGS for weights in ("float32", "int8")]
+KINDS += [("plain", weights) for weights, coded in WEIGHTS.items() if coded]
+KINDS += [("biased", "codes")]
+FEWER = [kind for kind in KINDS if kind[1] in ("float32", "int8", "mixed", "rounded")]
 SHAPES = [(1, 1), (1, 5), (3, 1), (2, 9), (1, 70)]  # rows, tokens
 
 
+def packed(key: jax.Array, bits: int, group: int = 0, zeros: bool = False, rounds: bool = False):
+    """Returns a function that makes a packed matrix of random codes for a matrix [in, out]."""
+
+    def one(matrix: jax.Array) -> Packed:
+        inputs, outputs = matrix.shape
+        size = group or inputs
+        drawn = jax.random.split(jax.random.fold_in(key, inputs * outputs), 3)
+        codes = jax.random.bits(drawn[0], (outputs, inputs * bits // 8), jnp.uint8)
+        scales = 0.4 + jax.random.uniform(drawn[1], (outputs, inputs // size))
+        zero = jax.random.randint(drawn[2], scales.shape, 0, 16).astype(jnp.uint8)
+        return Packed(
+            codes if bits == 4 else codes.astype(jnp.int8), scales / (8 if bits == 4 else 128),
+            zero if zeros else None, None, None, 0, inputs, size, False, bits == 4, False, True,
+            rounds=rounds,
+        )  # fmt: skip
+
+    return one
+
+
+def wider(c: TransformerConfig) -> TransformerConfig:
+    """Returns sizes that the layouts of codes divide."""
+    return dataclasses.replace(c, hidden_size=128, mlp_size=256, head_dim=64)
+
+
 @functools.cache
-def network(name: str, int8: bool) -> tuple[Transformer, Any]:
-    module = Transformer(CONFIGS[name], dot_general=cpu_dot_general, attend=cpu_attend)
+def network(name: str, weights: str = "float32") -> tuple[Transformer, Any]:
+    coded = WEIGHTS[weights]
+    config = CONFIGS[name] if coded is None else wider(CONFIGS[name])
+    module = Transformer(config, dot_general=cpu_dot_general, attend=cpu_attend)
     tokens = jnp.ones((1, 1), jnp.int32)
     boxed = module.init(jax.random.key(0), tokens, tokens)["params"]
     params = jax.tree.map(lambda leaf: leaf.unbox(), boxed, is_leaf=lambda x: hasattr(x, "unbox"))
     drawn = iter(jax.random.split(jax.random.key(1), 200))
     params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(drawn), x.shape), params)
-    if not int8:
+    if coded is not None:
+        for i in range(config.num_layers):
+            for part in ("attention", "mlp"):
+                for matrix, held in params[f"layer_{i}"][part].items():
+                    if "norm" not in matrix:
+                        other = {"bits": 4} if weights == "mixed" and matrix == "down" else {}
+                        make = packed(jax.random.key(i), **{**coded, **other})
+                        held["kernel"] = make(held["kernel"])
+    if weights != "int8":
         return module, params
     return module.clone(dot_general=int8_form(cpu_dot_general)), rounded_weights(params)
 
@@ -87,9 +135,9 @@ def program(module: Transformer, taps: tuple[int, ...] = ()) -> Callable[..., An
     return jax.jit(run)
 
 
-def read(name: str, int8: bool, rows: int) -> Any:
+def read(name: str, weights: str, rows: int) -> Any:
     """A cache whose rows have read prompts of other lengths; other slots hold other numbers."""
-    module, params = network(name, int8)
+    module, params = network(name, weights)
     cache = module.init_cache(rows, 150, jnp.float32)
     filled = jax.tree.map(lambda x: x + 7.0, (cache.keys, cache.values))
     cache = dataclasses.replace(cache, keys=filled[0], values=filled[1])
@@ -98,27 +146,36 @@ def read(name: str, int8: bool, rows: int) -> Any:
     return out.cache.commit(jnp.arange(rows) * 13 + 11)
 
 
-def text_of(name: str, int8: bool, rows: int, width: int) -> str:
-    module, params = network(name, int8)
+def text_of(name: str, weights: str, rows: int, width: int) -> str:
+    module, params = network(name, weights)
     tokens = jnp.zeros((rows, width), jnp.int32)
-    return program(module).lower(params, tokens, read(name, int8, rows), None).as_text()
+    return program(module).lower(params, tokens, read(name, weights, rows), None).as_text()
 
 
-def takes_int8() -> bool:
-    return kernels.takes_rounded(1, jnp.zeros((16, 16), jnp.int8))
+ROUNDED = "int8", "rounded"
 
 
-@pytest.mark.parametrize(("name", "int8"), KINDS)
+def takes(weights: str) -> bool:
+    """Returns whether this processor has a kernel for such weights; tiles stay one by one."""
+    if weights == "int8":
+        return kernels.takes_rounded(1, jnp.zeros((16, 16), jnp.int8))
+    if weights == "rounded":
+        return VNNI in available.byte_lanes()
+    return weights == "float32" or not available.tiles()
+
+
+@pytest.mark.parametrize(("name", "weights"), KINDS)
 def test_numbers_are_those_of_the_layers_one_by_one(
-    name: str, int8: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, weights: str, monkeypatch: pytest.MonkeyPatch
 ):
-    if int8 and not takes_int8():
-        assert "specjax_layers" not in text_of(name, int8, 1, 1)
+    if not takes(weights):
+        assert "specjax_layers" not in text_of(name, weights, 1, 1)
         return
-    module, params = network(name, int8)
+    module, params = network(name, weights)
     taps = tuple(range(module.num_taps))
-    for rows, width in SHAPES:
-        cache = read(name, int8, rows)
+    plain = WEIGHTS[weights] is None  # what else is multiplied is the same in every layout
+    for rows, width in SHAPES if plain else SHAPES[1::2]:
+        cache = read(name, weights, rows)
         tokens = (jnp.arange(rows * width).reshape(rows, width) * 7) % 64
         mask = tree(width) if width in (5, 9) else None
         given = params, tokens, cache, mask
@@ -127,7 +184,9 @@ def test_numbers_are_those_of_the_layers_one_by_one(
         with monkeypatch.context() as patched:
             apart(patched)
             wanted = program(module, taps)(*given)
-        bound = 2e-2 if int8 else 3e-5  # a row's step may round a number to its neighbour
+        bound = (
+            2e-2 if weights in ROUNDED else 3e-5
+        )  # a row's step may round a number to its neighbour
         size = float(jnp.abs(wanted.features).max())
         np.testing.assert_allclose(made.features, wanted.features, rtol=0, atol=bound * size)
         for ours, theirs, before in zip(
@@ -161,8 +220,8 @@ def test_the_kernel_for_other_processors_is_right(
 
     monkeypatch.setattr(available, "made", registered)
     for name in ("biased", "capped"):
-        module, params = network(name, False)
-        given = params, jnp.arange(10).reshape(2, 5), read(name, False, 2), tree(5)
+        module, params = network(name)
+        given = params, jnp.arange(10).reshape(2, 5), read(name, "float32", 2), tree(5)
         assert f"test_layers_{machine.name}" in program(module).lower(*given).as_text()
         ours = program(module)(*given).logits
         with monkeypatch.context() as patched:
@@ -172,15 +231,15 @@ def test_the_kernel_for_other_processors_is_right(
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5 * size)
 
 
-@pytest.mark.parametrize(("name", "int8"), KINDS)
-def test_the_bits_of_a_token_depend_on_its_row_alone(name: str, int8: bool):
+@pytest.mark.parametrize(("name", "weights"), FEWER)
+def test_the_bits_of_a_token_depend_on_its_row_alone(name: str, weights: str):
     """A row among others, and a token after the ones before it, have the bits that they have
     alone."""
-    if int8 and not takes_int8():
+    if not takes(weights):
         return  # the test above says that the kernel is not used
-    module, params = network(name, int8)
+    module, params = network(name, weights)
     run = program(module)
-    cache = read(name, int8, 3)
+    cache = read(name, weights, 3)
     tokens = (jnp.arange(15).reshape(3, 5) * 11) % 64
     together = run(params, tokens, cache, None)
     alone = jax.tree.map(lambda leaf: leaf[1:2], (tokens, cache))
@@ -196,12 +255,12 @@ def test_the_bits_of_a_token_depend_on_its_row_alone(name: str, int8: bool):
 
 def test_of_the_last_layer_a_prompt_computes_what_is_read():
     """Whoever reads a prompt mostly wants keys and values, not what follows from the last ones."""
-    module, params = network("plain", False)
+    module, params = network("plain")
 
     def products(wanted: Callable[[Any], Any], width: int) -> int:
         run = jax.jit(lambda *given: wanted(program(module)(*given)))
         tokens = jnp.ones((1, width), jnp.int32)
-        text = run.lower(params, tokens, read("plain", False, 1), None).compile().as_text()
+        text = run.lower(params, tokens, read("plain", "float32", 1), None).compile().as_text()
         return text.count(" dot(") + text.count("custom-call(")
 
     def keys(out: Any) -> Any:
@@ -233,14 +292,14 @@ def in_pages(cache: KVCache, page: int) -> PagedCache:
 
 
 @pytest.mark.parametrize("page", [16, 48, 128])
-@pytest.mark.parametrize(("name", "int8"), KINDS)
-def test_pages_have_the_bits_of_slots(name: str, int8: bool, page: int):
+@pytest.mark.parametrize(("name", "weights"), KINDS)
+def test_pages_have_the_bits_of_slots(name: str, weights: str, page: int):
     """Of a prompt too, where XLA attends in the last layer, keys and values have."""
-    if int8 and not takes_int8():
+    if not takes(weights):
         return  # the first test says that the kernel is not used
-    module, params = network(name, int8)
+    module, params = network(name, weights)
     for rows, width in ((3, 1), (2, 9), (1, 70)):
-        cache = read(name, int8, rows)
+        cache = read(name, weights, rows)
         tokens = (jnp.arange(rows * width).reshape(rows, width) * 7) % 64
         mask = tree(width) if width == 9 else None
         pages = in_pages(cache, page)
@@ -256,8 +315,8 @@ def test_pages_have_the_bits_of_slots(name: str, int8: bool, page: int):
 
 @pytest.mark.parametrize("slot", [30, 31, 32, 64])  # of the first token; the second page is gone
 def test_what_has_no_page_is_dropped(slot: int):
-    module, params = network("plain", False)
-    pages = in_pages(read("plain", False, 2), 32)
+    module, params = network("plain")
+    pages = in_pages(read("plain", "float32", 2), 32)
     table, length = np.array(pages.table), np.array(pages.length)
     table[0, 1], length[0] = 0, slot
     table = table[:, :2]
@@ -280,8 +339,8 @@ def test_what_has_no_page_is_dropped(slot: int):
 
 
 def test_a_row_at_the_end_of_its_slots_writes_within_them():
-    module, params = network("plain", False)
-    cache = read("plain", False, 2)
+    module, params = network("plain")
+    cache = read("plain", "float32", 2)
     end = dataclasses.replace(cache, length=jnp.asarray([cache.capacity, 2], jnp.int32))
     out = program(module)(params, jnp.ones((2, 4), jnp.int32), end, None)
     alone = program(module)(
@@ -293,8 +352,8 @@ def test_a_row_at_the_end_of_its_slots_writes_within_them():
 
 
 def test_positions_of_all_rows_are_those_of_each():
-    module, params = network("plain", False)
-    cache, tokens = read("plain", False, 3), jnp.arange(12).reshape(3, 4)
+    module, params = network("plain")
+    cache, tokens = read("plain", "float32", 3), jnp.arange(12).reshape(3, 4)
 
     @jax.jit
     def run(positions: jax.Array) -> jax.Array:
@@ -306,8 +365,8 @@ def test_positions_of_all_rows_are_those_of_each():
 
 
 def test_derivatives_are_those_of_the_layers_one_by_one(monkeypatch: pytest.MonkeyPatch):
-    module, params = network("biased", False)
-    cache = read("biased", False, 2)
+    module, params = network("biased")
+    cache = read("biased", "float32", 2)
     tokens = jnp.arange(6).reshape(2, 3)
 
     def slope() -> Any:
@@ -328,10 +387,10 @@ def test_derivatives_are_those_of_the_layers_one_by_one(monkeypatch: pytest.Monk
 
 def test_several_programs_at_once_give_the_same_bits():
     """Parts wait for parts of other threads, and all programs share XLA's threads."""
-    module, params = network("plain", False)
+    module, params = network("plain")
     run, cases = program(module), []
     for rows, width in SHAPES:
-        given = jnp.ones((rows, width), jnp.int32), read("plain", False, rows), None
+        given = jnp.ones((rows, width), jnp.int32), read("plain", "float32", rows), None
         cases.append((given, np.asarray(run(params, *given).logits)))
 
     def again(i: int) -> bool:
@@ -407,8 +466,8 @@ def test_layers_of_other_kinds_run_one_by_one(change: str):
 
 
 def test_bfloat16_many_rows_and_other_platforms_take_other_forms(monkeypatch: pytest.MonkeyPatch):
-    module, params = network("plain", False)
-    cache = read("plain", False, 1)
+    module, params = network("plain")
+    cache = read("plain", "float32", 1)
 
     def text(rows: int, width: int, params: Any = params, cache: Any = cache, **how: Any) -> str:
         tokens = jnp.ones((rows, width), jnp.int32)
@@ -426,8 +485,8 @@ def test_bfloat16_many_rows_and_other_platforms_take_other_forms(monkeypatch: py
 
 
 def test_without_the_kernel_the_layers_run_one_by_one(monkeypatch: pytest.MonkeyPatch):
-    module, params = network("plain", False)
-    given = params, jnp.ones((1, 2), jnp.int32), read("plain", False, 1), None
+    module, params = network("plain")
+    given = params, jnp.ones((1, 2), jnp.int32), read("plain", "float32", 1), None
     with monkeypatch.context() as patched:
         patched.setattr(available, "made", lambda *kind: None)
         text = program(module).lower(*given).as_text()

@@ -22,6 +22,7 @@ import specjax
 from specjax.contract import Context, Lookahead, Source
 from specjax.decoding.decoder import Decoder
 from specjax.methods import SharedParams
+from specjax.methods.eagle3.learner import initial_eagle3
 from specjax.models import dot_general, head_matrix
 from specjax.rules import Match
 from specjax.sampling import Sampling
@@ -256,6 +257,32 @@ def test_a_reduced_vocabulary_and_another_start(tmp_path, capsys):
         train("eagle3", tmp_path / "four", *again[:-2], "--mlp-size", "24")
     with pytest.raises(ValueError, match="not a drafter of --kind dflash"):
         train("dflash", tmp_path / "five", "--initial", str(folder))
+
+
+def test_a_narrower_head_goes_on(tmp_path):
+    """Its layers keep their sizes, and the table that only it has learns, too."""
+    target = specjax.load(trained.target(), "float32")
+    made = specjax.load_drafter(whole("eagle3") / "model", target)
+    layers = dataclasses.replace(
+        made.source.network.layers, hidden_size=16, num_heads=2, num_kv_heads=1
+    )
+    network = dataclasses.replace(made.source.network, layers=layers)
+    source = dataclasses.replace(made.source, network=network)
+    drawn = jax.random.split(jax.random.key(0), 2)
+    vocab = target.model.vocab_size
+    own = {
+        "network": initial_eagle3(source, drawn[0]),
+        "embedding": 0.1 * jax.random.normal(drawn[1], (vocab, 16)),
+        "head": {"kernel": jnp.zeros((16, vocab))},
+    }
+    narrow = dataclasses.replace(made, source=source, params=own, shares=())
+    specjax.save_drafter(tmp_path / "narrow", narrow, target)
+    train("eagle3", tmp_path / "run", "--initial", str(tmp_path / "narrow"))
+    lines = [line for line in metrics(tmp_path / "run") if "loss" in line]
+    assert lines[-1]["loss"] < 0.95 * lines[0]["loss"]
+    after = specjax.load_drafter(tmp_path / "run" / "model", target)
+    assert after.source.network.layers == layers and after.shares == ()
+    assert float(jnp.abs(after.params["embedding"] - own["embedding"]).max()) > 1e-3
 
 
 def weights(run: pathlib.Path) -> bytes:

@@ -15,8 +15,8 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from specjax.contract import BlockSource, Proposer, Source
 from specjax.decoding import Decoder
 from specjax.drafters import load_drafter, save_drafter
 from specjax.methods import PublishedDrafter, SharedParams, own_shardings, sizes_of
-from specjax.models import LanguageModel, Tables, head_matrix
+from specjax.models import LanguageModel, Tables, TransformerConfig, head_matrix
 from specjax.options.command import parse
 from specjax.options.fields import REQUIRED, count, inside, option
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
@@ -81,7 +81,9 @@ class DrafterOptions(Sizes, SampledOptions):
         "token, or else its EOS token",
     )
     initial: str | None = option(
-        None, "folder of a drafter of this kind and shape to start from; default: random"
+        None,
+        "folder of a drafter of this kind to start from, whose layers keep their sizes; default: "
+        "random",
     )
     loss: str | None = option(
         None,
@@ -176,14 +178,19 @@ class DrafterOptions(Sizes, SampledOptions):
         return {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
 
 
-def initial_params(
-    options: DrafterOptions, target: LanguageModel, mine: Learner, to_draft: np.ndarray | None
-) -> Tree:
-    """Returns the parameters of the folder `--initial` in float32.
+class Start(NamedTuple):
+    """A drafter from which training starts."""
 
-    `to_draft` [V] is the drafter's id of each token, or -1; it is None if the drafter knows all
-    tokens.  If the folder's drafter has another kind, shape or vocabulary than `mine`, this raises
-    ValueError.
+    folder: str
+    drafter: PublishedDrafter
+    learner: Learner  # of a drafter with the layers of that one
+
+
+def start_from(options: DrafterOptions, target: LanguageModel, mine: Learner) -> Start:
+    """Loads the folder `--initial`, whose layers may have other sizes than those of a new drafter.
+
+    Raises:
+      ValueError: the folder's drafter has another kind or shape than the options say.
     """
     folder = options.initial
     assert folder is not None
@@ -195,10 +202,10 @@ def initial_params(
             f"{type(mine.source).__name__} and not a {type(theirs).__name__}: pass another "
             "folder, or its kind"
         )
-    own, faults = dict(loaded.params), _differences(loaded.source, mine.source)
-    theirs = own.pop("to_draft", None)
-    size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
-    known = [None if table is None else np.asarray(table).tolist() for table in (theirs, to_draft)]
+    asked = {name: getattr(options, name) for name in ("num_layers", "mlp_size")}
+    asked = {name: size for name, size in asked.items() if size is not None}
+    source = _with_layers(mine.source, loaded.source, asked)
+    faults = _differences(loaded.source, source)
     has, cure = ("no", "no-own-head") if mine.own_head else ("an", "own-head")
     settle(
         (
@@ -210,13 +217,44 @@ def initial_params(
             ("head" in loaded.shares) == mine.own_head,
             f"--initial {folder} has {has} output matrix of its own: pass --{cure}",
         ),
-        (
-            known[0] != known[1],
-            f"--initial {folder} knows {size}, and --draft-vocab-size {options.draft_vocab_size} "
-            "of this --data are others: pass the number and the data that it was trained with",
-        ),
     )
+    return Start(folder, loaded, dataclasses.replace(mine, source=source))
+
+
+def initial_params(options: DrafterOptions, start: Start, to_draft: np.ndarray | None) -> Tree:
+    """Returns the parameters of a start in float32.
+
+    `to_draft` [V] is the drafter's id of each token, or -1; it is None if the drafter knows all
+    tokens.  If the start has another vocabulary, this raises ValueError.
+    """
+    own = dict(start.drafter.params)
+    theirs = own.pop("to_draft", None)
+    size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
+    known = [None if table is None else np.asarray(table).tolist() for table in (theirs, to_draft)]
+    if known[0] != known[1]:
+        raise ValueError(
+            f"--initial {start.folder} knows {size}, and --draft-vocab-size "
+            f"{options.draft_vocab_size} of this --data are others: pass the number and the data "
+            "that it was trained with"
+        )
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), own)
+
+
+SourceT = TypeVar("SourceT")
+
+
+def _with_layers(mine: SourceT, theirs: object, asked: Mapping[str, int]) -> SourceT:
+    """Returns `mine` with the layers of `theirs`, but for the sizes that are `asked` for."""
+    if type(theirs) is not type(mine) or not dataclasses.is_dataclass(mine):
+        return mine
+    changed = {}
+    for name, own in vars(mine).items():
+        other = vars(theirs)[name]
+        if isinstance(own, TransformerConfig) and isinstance(other, TransformerConfig):
+            changed[name] = dataclasses.replace(other, **asked)
+        else:
+            changed[name] = _with_layers(own, other, asked)
+    return dataclasses.replace(cast(Any, mine), **changed)
 
 
 _FORM = ("dot_general", "attend")
@@ -243,6 +281,7 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
 
     learner: Learner
     known: np.ndarray | None  # [U] the drafter's tokens, if its vocabulary is reduced
+    start: Start | None = None
 
     def __post_init__(self) -> None:
         self.reader = reader(self.target)
@@ -255,10 +294,13 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
             self.to_draft[self.known] = np.arange(len(self.known))
 
     def init(self) -> Tree:
-        if self.options.initial is not None:
-            own = initial_params(self.options, self.target, self.learner, self.to_draft)
-            return self._laid(own)
-        return self._laid(self.fresh())
+        return self._laid(self.unlaid())
+
+    def unlaid(self) -> Tree:
+        """Returns the first parameters, on no mesh."""
+        if self.start is None:
+            return self.fresh()
+        return initial_params(self.options, self.start, self.to_draft)
 
     def fresh(self) -> Tree:
         """Returns random parameters from `--seed`; an output matrix starts as the target's."""
@@ -420,7 +462,8 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
         else:
             assert isinstance(source, Source)
             chain = Chain(source, self.options.num_drafts)
-        shares = ("embedding",) if self.learner.own_head else ("embedding", "head")
+        shares = () if "embedding" in own else ("embedding",)
+        shares += () if self.learner.own_head else ("head",)
         return PublishedDrafter(
             proposer=chain,
             params=own,
@@ -460,7 +503,7 @@ class TrainDrafter(TaughtJob[DrafterOptions]):
     @property
     def size(self) -> int:
         """The number of trained parameters."""
-        return num_params(jax.eval_shape(self.fresh))
+        return num_params(jax.eval_shape(self.unlaid))
 
     @property
     def models(self) -> dict[str, dict[str, Json]]:
@@ -507,6 +550,8 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
     config, known = target.model.module.config, None
     inside(options, f"[0, {target.model.vocab_size - 1}]", "mask_token")
     learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
+    start = None if options.initial is None else start_from(options, target, learner)
+    learner = learner if start is None else start.learner
     if teacher is not None:
         share = share_of_answers(options.sampled_fraction, teacher)
         options = dataclasses.replace(options, sampled_fraction=share)
@@ -518,7 +563,7 @@ def make_job(options: DrafterOptions) -> TrainDrafter:
     if options.draft_vocab_size:
         counts = material.token_counts(config.vocab_size)
         known = draft_vocabulary(counts, options.draft_vocab_size, target.eos)
-    job = TrainDrafter(options, target, material, learner, known, mesh=mesh)
+    job = TrainDrafter(options, target, material, learner, known, start, mesh=mesh)
     job.say_sizes(f"; taps {learner.source.taps}")
     if job.features is not None:
         print(job.features, flush=True)

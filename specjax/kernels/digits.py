@@ -1,0 +1,152 @@
+"""The product of `codes.py` for processors with VNNI, if all inputs of an output share a scale.
+
+    x[m, i] = step[m] * (d2 * 256^2 + d1 * 256 + d0),    digits d of one byte with a sign
+
+`step` is the largest absolute value of a row over 2^23, about, so three digits are as exact as
+float32 (see `tiles.py`).  The products of a digit with the codes are summed in whole numbers, four
+bytes in one lane.  A code needs no conversion, and an instruction has four times as many products
+as one of float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from specjax.kernels.codes import Beside, Codes
+from specjax.kernels.coding import DIGIT_STEP
+from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Value, word, zeros
+
+_DIGITS = 3
+_LARGEST = 127 * 2**16
+"""The largest absolute value of three digits, about: the highest one is at most 127."""
+
+_SMALLEST = 2.0**-126
+"""The least step: a smaller one would be rounded, and digits exceed a byte."""
+
+_LANES = 16
+_BYTES = 4 * _LANES  # of a vector
+_SIGN = 128
+_OUTPUTS, _ROWS = 4, 2
+"""The outputs and the rows that are multiplied at once: each pair has three registers for sums."""
+
+
+class Digits(Codes):
+    """The `sharing.Work` as `Codes`."""
+
+    def write_part(self, function: ir.Function) -> None:
+        _Part(self, function).write_all()
+
+
+class _Part(Beside):
+    """Writes the instructions of one part, which makes the digits of all rows anew."""
+
+    def __init__(self, work: Codes, function: ir.Function) -> None:
+        super().__init__(work, function)
+        b: Any = self.b
+        self.vector, self.words = ir.VectorType(FLOAT, _LANES), ir.VectorType(INT32, _LANES)
+        self.bytes = ir.VectorType(INT8, _BYTES)
+        # Codes are multiplied without a sign, so this was added to each number.
+        self.added = self.coding.offset + (_SIGN if self.coding.signed else 0)
+        numbers = b.mul(self.rows, word(_DIGITS))
+        taken, digits = b.mul(numbers, word(_BYTES)), b.mul(numbers, self.inner)
+        size = b.add(b.add(taken, digits), b.mul(self.rows, word(4)))
+        self.held = b.call(self.emit.c("malloc"), [b.add(size, word(64))])
+        address = self.emit.whole(b.add(b.ptrtoint(self.held, WORD), word(63)), 64)
+        self.taken, self.digits, self.steps = (
+            b.inttoptr(b.add(address, before), kind.as_pointer())
+            for before, kind in ((word(0), INT32), (taken, INT8), (b.add(taken, digits), FLOAT))
+        )
+
+    def write_all(self) -> None:
+        b, emit = self.b, self.emit
+        with emit.loop(word(0), self.rows, 1) as (row, _, _):
+            self._write_digits(row)
+        self.each_tile(self.first, self.last, _OUTPUTS, _ROWS, self._tile)
+        b.call(emit.c("free"), [self.held])
+        b.ret_void()
+
+    def _write_digits(self, row: Value) -> None:
+        """Writes the digits of a row, its step, and what the sums of products begin with."""
+        b, emit = self.b, self.emit
+        x = b.gep(self.x, [b.mul(row, self.inner)])
+        step = b.fmul(emit.largest_size(x, self.inner, _LANES), ir.Constant(FLOAT, 1 / _LARGEST))
+        small = ir.Constant(FLOAT, _SMALLEST)
+        step = b.select(b.fcmp_ordered("<", step, small), small, step)
+        emit.write(step, self.steps, row, 4)
+        spread, first = emit.splat(step, _LANES), b.mul(row, word(_DIGITS))
+        places = [b.gep(self.digits, [self._row(first, d, self.inner)]) for d in range(_DIGITS)]
+        whole = emit.whole(self.inner, _BYTES)
+        sums = [zeros(self.words)] * _DIGITS
+        for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)):
+            with emit.loop(low, high, size, sums) as (at, now, following):
+                made: list[list[Value]] = [[] for _ in range(_DIGITS)]
+                for i in range(0, size, _LANES):
+                    numbers = emit.read(x, b.add(at, word(i)), self.vector, 4)
+                    rest = b.fptosi(emit.rounded(b.fdiv(numbers, spread)), self.words)
+                    for d, mine in enumerate(made):
+                        digit = b.trunc(rest, ir.VectorType(INT8, _LANES))
+                        mine.append(digit)
+                        if d < _DIGITS - 1:
+                            rest = b.sub(rest, b.sext(digit, self.words))
+                            rest = b.ashr(rest, ir.Constant(self.words, [8] * _LANES))
+                for d, mine in enumerate(made):
+                    for i, digit in enumerate(mine):
+                        emit.write(digit, places[d], b.add(at, word(i * _LANES)), 1)
+                    read = emit.read_bytes(places[d], at, size, _BYTES)
+                    ones = ir.Constant(self.bytes, [1] * _BYTES)
+                    following[d] = emit.add_products(ones, read, now[d])
+            sums = now
+        for d, total in enumerate(sums):
+            less = b.mul(total, ir.Constant(self.words, [-self.added] * _LANES))
+            emit.write(less, self.taken, self._row(first, d, word(_LANES)), 4)
+
+    def _row(self, first: Value, digit: int, size: Value) -> Value:
+        return self.b.mul(self.b.add(first, word(digit)), size)
+
+    def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
+        """Computes the products of some rows with some outputs."""
+        b, emit = self.b, self.emit
+        columns, mine = (
+            [b.add(at, word(j)) for j in range(n)] for at, n in ((i, outputs), (m, rows))
+        )
+        codes = [b.gep(self.codes, [b.mul(j, self.inner)]) for j in columns]
+        firsts = [b.mul(row, word(_DIGITS)) for row in mine]
+        each = [(first, d) for first in firsts for d in range(_DIGITS)]
+        digits = [b.gep(self.digits, [self._row(*one, self.inner)]) for one in each]
+        begin = [
+            emit.read(self.taken, self._row(*one, word(_LANES)), self.words, 4) for one in each
+        ]
+        ahead = b.mul(self.inner, word(outputs))
+        sums = [start for start in begin for _ in columns]
+        whole, sign = emit.whole(self.inner, _BYTES), ir.Constant(self.bytes, [_SIGN] * _BYTES)
+        for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)):
+            with emit.loop(low, high, size, sums) as (at, now, following):
+                read = []
+                for column in codes:
+                    emit.prefetch(b.gep(column, [b.add(at, ahead)]))
+                    code = emit.read_bytes(column, at, size, _BYTES)
+                    read.append(b.xor(code, sign) if self.coding.signed else code)
+                for r, row in enumerate(digits):
+                    digit = emit.read_bytes(row, at, size, _BYTES)
+                    for c, code in enumerate(read):
+                        k = r * outputs + c
+                        following[k] = emit.add_products(code, digit, now[k])
+            sums = now
+        totals = []
+        scale = emit.constant(256.0, _LANES)
+        for r in range(rows):
+            for c in range(outputs):
+                lowest, middle, highest = (
+                    b.sitofp(sums[(r * _DIGITS + d) * outputs + c], self.vector)
+                    for d in range(_DIGITS)
+                )
+                upper = emit.multiply_add(highest, scale, middle)
+                totals.append(emit.multiply_add(upper, scale, lowest))
+        scales, found = self.scales_of(i, outputs), emit.packed_sums(totals)
+        for r, row in enumerate(mine):
+            step = emit.read(self.steps, row, FLOAT, 4)
+            total = emit.lanes(found, range(r * outputs, (r + 1) * outputs))
+            product = b.fmul(b.fmul(total, emit.splat(step, outputs)), scales)
+            emit.write(product, self.y, b.add(b.mul(row, self.outputs), i), 4)
