@@ -128,7 +128,9 @@ class Device:
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
         self._read = quick_jit(self._read_on, params, donate_argnums=(1, 2))
         self._read_rows = quick_jit(self._rows_read_on, params, donate_argnums=(1, 2))
-        self._together = frozenset[int]()  # widths of passes that may have several rows
+        one_cpu = self._places.mesh is None and self._by_token
+        self.widths = widths(chunk, one_cpu)  # of passes over a prompt
+        self._together = frozenset[int]()  # those of passes that may have several rows
         self._begin = jax.jit(self._begun)  # is traced once, as a part of `_insert`
         self._insert = jax.jit(self._inserted, donate_argnums=0)
         self._layout: tuple[NamedSharding | None, ...] | None = None  # of the batch
@@ -163,12 +165,16 @@ class Device:
         self.chunk_seconds = 0.0  # of a pass over a whole chunk of a prompt
         self.turn_seconds = 0.0  # of a turn without a step: what its programs cost to start
 
+    @property
+    def _by_token(self) -> bool:
+        """Returns whether the time of a pass grows with its tokens, however few there are."""
+        return all(device.platform == "cpu" for device in devices_of(self.params.target))
+
     def _widths(self) -> list[int]:
         """Returns the widths of steps, ascending; the greatest is that of the widest drafter."""
         several = self.several
         cache = self._empty.eval_shape(self.params).cache
-        by_token = all(device.platform == "cpu" for device in devices_of(self.params.target))
-        if not by_token or cache.widened(several.num_nodes) is None:
+        if not self._by_token or cache.widened(several.num_nodes) is None:
             return [several.num_nodes]
         return sorted({1, *(part.num_nodes for part in several.parts)})
 
@@ -212,7 +218,7 @@ class Device:
             self.pools = jax.jit(self._pools)()
             self._at = layout(self.pools)
         reading = self.empty()
-        for width in widths(self.chunk):
+        for width in self.widths:
             reading = self.read(reading, np.zeros(width, np.int32), 0, width, frozenset())
         jax.block_until_ready(reading)
         began = time.perf_counter()
@@ -221,9 +227,7 @@ class Device:
         self.chunk_seconds = time.perf_counter() - began
         if self.pages is not None and not self.decoder.target.sparse:
             self._together = frozenset(
-                width
-                for width in widths(self.chunk)
-                if 2 * width >= self.chunk and self._is_alike(width)
+                width for width in self.widths if 2 * width >= self.chunk and self._is_alike(width)
             )
         begun = self._begin.eval_shape(reading, *self._inputs(row))
         self.state = jax.jit(lambda: self._places.batch(_blank(self.slots, begun)))()

@@ -757,7 +757,7 @@ class Scheduler:
                 return False
             admission.reading, count, admission.pages = begun.reading, begun.count, begun.pages
             admission.marks, admission.snapshots = begun.marks, {}
-        admission.left = prompt_passes(count, row.tokens, device.chunk)
+        admission.left = prompt_passes(count, row.tokens, device.widths)
         admission.passes = 0
         if not handle.begun:
             handle.begin()

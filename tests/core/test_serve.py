@@ -251,9 +251,11 @@ def test_requests_of_different_salts_share_nothing():
 
 def test_chunks_follow_from_the_length():
     assert widths(128) == (16, 32, 64, 96, 128) and widths(16) == (8, 16) and widths(5) == (5,)
-    assert list(passes(0, 0, 16)) == []
-    assert list(passes(0, 41, 16)) == [(0, 16, 16), (16, 16, 16), (32, 9, 16)]
-    assert list(passes(32, 40, 16)) == [(32, 8, 8)]
+    assert widths(128, cpu=False) == (128,) and widths(512, cpu=False) == (128, 256, 512)
+    assert widths(16, cpu=False) == (16,)
+    assert list(passes(0, 0, (8, 16))) == []
+    assert list(passes(0, 41, (8, 16))) == [(0, 16, 16), (16, 16, 16), (32, 9, 16)]
+    assert list(passes(32, 40, (8, 16))) == [(32, 8, 8)]
 
 
 def test_cancelling():
