@@ -115,7 +115,7 @@ def test_the_default_shape_is_what_the_folder_asks_for(monkeypatch):
     made = drafter("authors")
     assert made.proposer == Chain(made.source, 3)
     accelerator = types.SimpleNamespace(platform="tpu")
-    monkeypatch.setattr(reader, "devices_of", lambda params: {accelerator})
+    monkeypatch.setattr(reader, "devices_of", lambda params: [accelerator])
     assert reader._shape({}, made.source, target("qwen3")) == DynamicTree(made.source, 8, 10, 60)
     assert drafter("speculators").proposer == Chain(drafter("speculators").source, 3)
     assert drafter("DeepSpec").proposer == Chain(drafter("DeepSpec").source, 5)
