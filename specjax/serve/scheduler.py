@@ -8,11 +8,12 @@ known a turn late, and a row that is done changes no more.  While a slot is free
 half as many steps, and the device is asked for it in the middle of the one before: a request that
 comes until then is read first.  Rows that draft end at steps of their own.  So on a CPU a turn of
 theirs ends with a row, and so does the turn after it, which the device has been asked for already:
-it takes only the steps in which the host learns of the end.  While texts are written a turn reads for at most one and a half
-times what a turn without reading takes, but always one chunk, so that no text waits long.  While
-none is, a turn reads half as many chunks as there are slots, or eight, and the first steps of these
-prompts are taken together.  An engine over several processes waits for each turn, since their news
-are compared.
+it takes only the steps in which the host learns of the end.
+
+While texts are written a turn reads for at most one and a half times what a turn without reading
+takes, but always one chunk, so that no text waits long.  While none is, a turn reads half as many
+chunks as there are slots, or eight, and the first steps of these prompts are taken together.  An
+engine over several processes waits for each turn, since their news are compared.
 
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
