@@ -159,8 +159,9 @@ class Device:
             width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))
             for width in self._widths()
         }
-        self._runners: dict[int, Callable[[Params, DecodeState, int], DecodeState]] = {}
+        self._runners: dict[int, Callable[..., DecodeState]] = {}
         self._width = np.zeros(slots, int)  # of the steps of the row in each slot
+        self._none = np.zeros(slots, bool)
         self.state: DecodeState | None = None
         self.chunk_seconds = 0.0  # of a pass over a whole chunk of a prompt
         self.turn_seconds = 0.0  # of a turn without a step: what its programs cost to start
@@ -252,14 +253,14 @@ class Device:
                 self.insert(0, reading, row)  # as under load, into what the insert before made
             self.end(np.ones(self.slots, bool))
             for width in self._decoders:
-                self._run(width, 1, np.zeros(self.slots, bool))
+                self._run(width, 1, 1, self._none, self._none)
         nothing = np.zeros(self.slots, np.int32)
         self.peek(nothing, nothing)()
         self.recorded(0, 0)()
         taken = []
         for _ in range(_EMPTY_TURNS):
             began = time.perf_counter()
-            self._run(self.several.num_nodes, 1)  # all rows are done
+            self._run(self.several.num_nodes, 1, 1, self._none)  # all rows are done
             self.peek(nothing, nothing)()
             taken.append(time.perf_counter() - began)
         self.turn_seconds = statistics.median(taken)
@@ -472,15 +473,29 @@ class Device:
         assert self.state is not None
         self.state = dataclasses.replace(self.state, done=self._end(self.state.done, ended))
 
-    def run(self, steps: int, live: np.ndarray) -> None:
-        """Runs a few steps of the rows in the slots `live` [slots]; those of others are done."""
+    def run(self, steps: int, live: np.ndarray, least: int) -> None:
+        """Runs a few steps of the rows in the slots `live` [slots]; those of others are done.
+
+        Args:
+          steps: at most so many.
+          live: their slots.
+          least: so many once one of these rows is done.
+        """
         widths = sorted(set(self._width[live].tolist()))
         for width in widths:
-            waiting = live & (self._width != width) if len(widths) > 1 else None
-            self._run(width, steps, waiting)
+            own = self._width == width
+            waiting = live & ~own if len(widths) > 1 else None
+            self._run(width, steps, least, live & own, waiting)
 
-    def _run(self, width: int, steps: int, waiting: np.ndarray | None = None) -> None:
-        """Runs steps of one width.  Rows that are `waiting` [slots] stay as they are."""
+    def _run(
+        self,
+        width: int,
+        steps: int,
+        least: int,
+        watched: np.ndarray,
+        waiting: np.ndarray | None = None,
+    ) -> None:
+        """Runs steps of one width, as `run`.  Rows that are `waiting` [slots] stay as they are."""
         state = self.state
         assert state is not None
         done = state.done
@@ -491,7 +506,8 @@ class Device:
             state = self._joint.join(state, self.pools)
         if width not in self._runners:
             self._runners[width] = self._decoders[width].runner(self.params, state)
-        state = self._runners[width](self.params, state, steps)
+        until = np.array(least, np.int32), watched
+        state = self._runners[width](self.params, state, steps, until)
         if self._joint is not None:
             state, self.pools = self._joint.part(state)
         if waiting is not None:
