@@ -10,10 +10,10 @@ comes until then is read first.  Rows that draft end at steps of their own.  So 
 theirs ends with a row, and so does the turn after it, which the device has been asked for already:
 it takes only the steps in which the host learns of the end.
 
-While texts are written a turn reads for at most one and a half times what a turn without reading
-takes, but always one chunk, so that no text waits long.  While none is, a turn reads half as many
-chunks as there are slots, or eight, and the first steps of these prompts are taken together.  An
-engine over several processes waits for each turn, since their news are compared.
+While texts are written a turn that reads takes at most two and a half times as long as one that
+does not, but always reads one chunk, so that no text waits long.  While none is, a turn reads half
+as many chunks as there are slots, or eight, and the first steps of these prompts are taken
+together.  An engine over several processes waits for each turn, since their news are compared.
 
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
@@ -52,8 +52,8 @@ _New = tuple[list[int], list[int], int, Logprobs | None]
 
 _NO_COUNTS = (0,) * len(Counts._fields)
 
-_READING = 1.5
-"""The most seconds of reading in a turn, in those of a turn without reading (1)."""
+_READING = 2.5
+"""The most seconds of a turn that reads while texts are written, in those of one that does not."""
 
 _TOGETHER = 8
 """The chunks of prompts that a turn reads before the first steps of their texts (8), if no text is
@@ -682,7 +682,10 @@ class Scheduler:
         """Reads chunks of prompts.  Returns False if there was nothing to read."""
         most = max(_TOGETHER, len(self._slots) // 2)
         if self._running():
-            most = int(_READING * self._turn_seconds / self._device.chunk_seconds)
+            running = (n for n, slot in enumerate(self._slots) if slot.handle is not None)
+            steps = _LONGER if self._ends_apart(running) else 1.0  # in turns without reading
+            reading = (_READING - steps) * self._turn_seconds
+            most = int(reading / self._device.chunk_seconds)
         left = self._device.chunk * max(1, min(most, len(self._slots)))
         moved = False
         while left > 0:

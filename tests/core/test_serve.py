@@ -233,7 +233,7 @@ def test_a_turn_has_fewer_steps_once_a_row_is_done():
         short = made.checker.admit(ask(max_new_tokens=3)).row
         for slot, one in enumerate((row, short)):
             reading = device.empty()
-            for at, tokens, width in prompt_passes(0, one.tokens, device.chunk):
+            for at, tokens, width in prompt_passes(0, one.tokens, device.widths):
                 reading = device.read(reading, tokens, at, width, one.uses)
             device.insert(slot, reading, one)
         live, begun = np.array([True, True, False]), np.asarray(device.state.length)
