@@ -26,8 +26,8 @@ from specjax.serve.per_row import PerRow
 from specjax.types import Block, Params
 
 _NARROWEST, _WIDE = 8, 128
-"""The fewest tokens of a pass that takes less time than a wider one, on one CPU and elsewhere: an
-accelerator reads its weights for one token as long as for 128.
+"""The tokens of the narrowest pass that takes less time than a wider one, on one CPU and elsewhere:
+an accelerator needs as long for one token as for 128, since it reads all weights for either.
 """
 
 
