@@ -78,7 +78,10 @@ def worst(new: int, draft: float, token: float, seed: int = 0) -> dict[str, tupl
             for n in range(len(names))
         ]
         index = int(np.argmax(each))
-        found[f"always {option[1]}"] = each[index] / (new * float(costs.reading[0])), names[index]
+        found[f"always {option[1]}"] = (
+            float(each[index]) / (new * float(costs.reading[0])),
+            names[index],
+        )
     return found
 
 

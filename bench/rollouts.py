@@ -63,7 +63,9 @@ class Given(TypedDict, total=False):
 class RolloutOptions(fields.Options):
     """The options of `python -m bench.rollouts`."""
 
-    target: str = fields.option("checkpoints/pycode/target", "the model")
+    target: str = fields.option(
+        "checkpoints/pycode/target", "the model; packed matrices are dequantised, as training needs"
+    )
     size: str | None = fields.option(
         None, "a size of random weights instead (110m); the tokens are still those of --target"
     )
@@ -112,7 +114,7 @@ def measure(options: RolloutOptions) -> Report:
     ids = python_ids(specjax.load(folder), pathlib.Path(options.data))
     if options.size is not None:
         folder = _random(options.size, max(ids) + 1)
-    target = specjax.load(folder, "float32")
+    target = specjax.load(folder, "float32", dequantise=True)
     starts = np.linspace(0, len(ids) - options.prompt_tokens, options.prompts, dtype=int)
     prompts = [ids[start : start + options.prompt_tokens] for start in starts]
     keys = rollout_keys(0, prompts, options.samples, refresh="never")

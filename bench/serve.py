@@ -90,7 +90,8 @@ class ServeOptions(fields.Options):
 
 
 def measure(arguments: ServeOptions) -> Report:
-    """The report of all contestants."""
+    """The report of the chosen contestants."""
+    chosen = contestants(arguments)
     target = specjax.load(arguments.target, arguments.dtype)
     draft = specjax.load(arguments.draft, arguments.dtype)
     drafter = specjax.make_drafter(target, draft, num_drafts=arguments.num_drafts)
@@ -98,60 +99,38 @@ def measure(arguments: ServeOptions) -> Report:
     longest = max(len(prompt) for prompt, _ in work) + arguments.new_tokens[1]
     room: dict[str, Any] = {"slots": arguments.slots, "capacity": longest, "waiting": len(work)}
     lookup = BoundDrafter(specjax.NGram(arguments.num_drafts))
-    with (
-        Engine(target, **room) as bare,
-        Engine(target, {"draft": drafter, "lookup": lookup}, **room) as drafting,
-        contextlib.ExitStack() as stack,
-    ):
-        contestants = {
-            "one by one, plain": generated(arguments, target, work, 1, None),
-            "one by one, draft": generated(arguments, target, work, 1, drafter),
-            "static batches, plain": generated(arguments, target, work, arguments.slots, None),
-            "static batches, draft": generated(arguments, target, work, arguments.slots, drafter),
-            "engine without drafters": served(arguments, bare, work, "none"),
-            "engine, none": served(arguments, drafting, work, "none"),
-            "engine, lookup": served(arguments, drafting, work, "lookup"),
-            "engine, draft": served(arguments, drafting, work, "draft"),
+    with contextlib.ExitStack() as stack:
+        engines = {
+            "bare": stack.enter_context(Engine(target, **room)),
+            "drafting": stack.enter_context(
+                Engine(target, {"draft": drafter, "lookup": lookup}, **room)
+            ),
         }
-        bare_pages, drafting_pages = bare, drafting
         if arguments.cache_tokens is not None:
             pages = {**room, "cache_tokens": arguments.cache_tokens}
-            bare_pages = stack.enter_context(Engine(target, **pages))
-            drafting_pages = stack.enter_context(Engine(target, {"draft": drafter}, **pages))
-            contestants |= {
-                "engine with pages, without drafters": served(arguments, bare_pages, work, "none"),
-                "engine with pages, draft": served(arguments, drafting_pages, work, "draft"),
-            }
+            engines["bare, pages"] = stack.enter_context(Engine(target, **pages))
+            engines["drafting, pages"] = stack.enter_context(
+                Engine(target, {"draft": drafter}, **pages)
+            )
         even = [(prompt, arguments.new_tokens[1]) for prompt, _ in work]
         even = even[: len(even) // arguments.slots * arguments.slots]
-        if even:
-            contestants |= {
-                "offline, plain": generated(arguments, target, even, arguments.slots, None),
-                "engine, as offline, plain": served(arguments, bare, even, "none"),
-                "offline, draft": generated(arguments, target, even, arguments.slots, drafter),
-                "engine, as offline, draft": served(arguments, drafting, even, "draft"),
-                "offline, lookup": generated(arguments, target, even, arguments.slots, lookup),
-                "engine, as offline, lookup": served(arguments, drafting, even, "lookup"),
-            }
-            if arguments.cache_tokens is not None:
-                contestants |= {
-                    "engine with pages, as offline, plain": served(
-                        arguments, bare_pages, even, "none"
-                    ),
-                    "engine with pages, as offline, draft": served(
-                        arguments, drafting_pages, even, "draft"
-                    ),
-                }
-        if arguments.peer:
-            contestants["transformers, generate_batch"] = batched(arguments, work)
-        names = [name for name in contestants if (arguments.only or "") in name]
-        if not names:
-            raise ValueError(f"--only {arguments.only}: there are {', '.join(contestants)}")
-        turns: dict[str, list[Taken]] = {name: [] for name in names}
+        drafters: dict[str, Drafter | None] = {"none": None, "draft": drafter, "lookup": lookup}
+        contests: dict[str, Callable[[], Taken]] = {}
+        for name, one in chosen.items():
+            asked = even if one.even else work
+            if one.peer:
+                contests[name] = batched(arguments, work)
+            elif one.engine is None:
+                contests[name] = generated(
+                    arguments, target, asked, one.rows, drafters[one.drafter]
+                )
+            else:
+                contests[name] = served(arguments, engines[one.engine], asked, one.drafter)
+        turns: dict[str, list[Taken]] = {name: [] for name in contests}
         for turn in range(arguments.rounds + 1):
-            for name in names if turn % 2 else reversed(names):
+            for name in contests if turn % 2 else reversed(contests):
                 say(f"turn {turn} of {arguments.rounds}: {name}")
-                taken = contestants[name]()
+                taken = contests[name]()
                 if turn:  # the first turn compiles
                     turns[name].append(taken)
             if not turn:  # a full collection looks at all that was compiled, in anybody's turn
@@ -166,6 +145,59 @@ def measure(arguments: ServeOptions) -> Report:
     }
     given = {k: str(v) for k, v in vars(arguments).items()}
     return {"arguments": given, "rows": rows, "shares": shares}
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """Who does the work, and which."""
+
+    drafter: str = "none"
+    rows: int = 1  # at a time, of `specjax.generate`
+    engine: str | None = None  # which one, in the place of `specjax.generate`
+    even: bool = False  # all texts are equally long
+    peer: bool = False  # transformers
+
+
+def contestants(arguments: ServeOptions) -> dict[str, Contestant]:
+    """Returns the contestants by name, in the order of the table.
+
+    Raises:
+      ValueError: none of them has the words of `only` in its name.
+    """
+    slots, paged = arguments.slots, arguments.cache_tokens is not None
+    found = {
+        "one by one, plain": Contestant(),
+        "one by one, draft": Contestant("draft"),
+        "static batches, plain": Contestant("none", slots),
+        "static batches, draft": Contestant("draft", slots),
+        "engine without drafters": Contestant(engine="bare"),
+        "engine, none": Contestant(engine="drafting"),
+        "engine, lookup": Contestant("lookup", engine="drafting"),
+        "engine, draft": Contestant("draft", engine="drafting"),
+    }
+    if paged:
+        found |= {
+            "engine with pages, without drafters": Contestant(engine="bare, pages"),
+            "engine with pages, draft": Contestant("draft", engine="drafting, pages"),
+        }
+    if arguments.requests >= slots:
+        for name, drafter, engine in (
+            ("plain", "none", "bare"), ("draft", "draft", "drafting"),
+            ("lookup", "lookup", "drafting"),
+        ):  # fmt: skip
+            found[f"offline, {name}"] = Contestant(drafter, slots, even=True)
+            found[f"engine, as offline, {name}"] = Contestant(drafter, engine=engine, even=True)
+        for name, drafter, engine in (("plain", "none", "bare"), ("draft", "draft", "drafting")):
+            if paged:
+                found[f"engine with pages, as offline, {name}"] = Contestant(
+                    drafter, engine=f"{engine}, pages", even=True
+                )
+    if arguments.peer:
+        found["transformers, generate_batch"] = Contestant(peer=True)
+    named = {name: one for name, one in found.items() if (arguments.only or "") in name}
+    if not named:
+        raise ValueError(f"--only {arguments.only}: there are {'; '.join(found)}")
+    return named
 
 
 def requests(arguments: ServeOptions, target: specjax.LanguageModel) -> Work:

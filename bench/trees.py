@@ -10,6 +10,7 @@ head.  The time of a step comes from a model of costs, in passes of the target o
 
     step = 1 + nodes * --token + levels * --draft-cost
 
+A fixed form has as many nodes as it drafts, and the choice those of the pass that reads them.
 With `--rate` the acceptance is imposed (`SyntheticAcceptance`): the first draft of each level is
 accepted at that rate, whatever the head says, and a rejected draft is not the next token.
 """
@@ -31,7 +32,7 @@ import specjax
 from bench.command import Report, run
 from specjax._internal.checks import whole
 from specjax.contract import Context, Draw, Proposer, Rule, Wrapper
-from specjax.drafters import Drafter, arrange, widths_of
+from specjax.drafters import Drafter, arrange, tree_widths, widths_of
 from specjax.generation import encode_file
 from specjax.measure import measure
 from specjax.options import fields
@@ -165,7 +166,7 @@ def chosen(options: TreesOptions) -> list[Report]:
     """Returns the speed of `adaptive` over the best fixed option, for each acceptance and cost."""
     target, prompts, head = _loaded(options)
     prompts, most = prompts[: options.chosen_prompts], max(options.num_nodes)
-    widths = widths_of(most - 1)
+    widths, compiled = tree_widths(options.depth, most)
     chains = widths_of(options.depth)
     tree = head.shaped(
         DynamicTree, depth=options.depth, width=options.width, num_nodes=most
@@ -178,7 +179,7 @@ def chosen(options: TreesOptions) -> list[Report]:
     rows: list[Report] = []
     for kind, rule, temperature in kinds:
         ways = {
-            "tree": Adaptive(None, Calibrated(tree), widths),
+            "tree": Adaptive(None, Calibrated(tree), widths, compiled=compiled),
             "chain": Adaptive(None, chain, chains),
         }
         made = {
@@ -195,7 +196,8 @@ def chosen(options: TreesOptions) -> list[Report]:
                 costs = {name: way.costs(token, draft) for name, way in made.items()}
                 times = {key: float(np.sum(count * costs[key[0]])) for key, count in fixed.items()}
                 best = min(times, key=lambda key: times[key])
-                spent = float(np.sum(made["tree"].steps(costs["tree"]) * costs["tree"]))
+                own = made["tree"].costs(token, draft, made["tree"].proposer.passes)
+                spent = float(np.sum(made["tree"].steps(own) * own))
                 rows.append(
                     {"acceptance": kind, "token": token, "draft_cost": draft,
                      "best": f"{best[0]} of {best[1][1]}" if best[1][1] else "plain",
@@ -217,11 +219,16 @@ class _Choices:
         self._temperature = temperature
         self._decoder, self._params = _decoder(options, target, head, rule, prompts, proposer)
 
-    def costs(self, token: float, draft: float) -> np.ndarray:
-        """Returns [O]: a step with each option, by the model of costs."""
+    def costs(self, token: float, draft: float, passes: Sequence[int] | None = None) -> np.ndarray:
+        """Returns [O]: a step with each option, by the model of costs.
+
+        `passes`: ascending numbers of nodes that the target can read; None: any.
+        """
         return np.array(
             [
-                1 + (drafts + 1) * token + min(drafts, self.proposer.max_depth) * draft
+                1
+                + token * min(each for each in passes or [drafts + 1] if each > drafts)
+                + draft * min(drafts, self.proposer.max_depth)
                 for _, drafts in self.proposer.options
             ],
             np.float32,
@@ -239,13 +246,13 @@ class _Choices:
             pause=jnp.zeros(2, jnp.int32),
             **dict(zip(("trees", "chains"), nothing, strict=False)),
         )  # fmt: skip
-        for prompt in self._prompts:
+        for number, prompt in enumerate(self._prompts):
             params = learned.put(Params(self._params.target, own))
             state = self._decoder.prefill(
                 params, np.array([prompt], np.int32), np.array([len(prompt)], np.int32),
                 limit=np.array([len(prompt) + self._new], np.int32),
                 sampling=specjax.Sampling.create(1, temperature=self._temperature),
-                key=jax.random.split(specjax.make_key(0), 1),
+                key=jax.random.split(specjax.make_key(number), 1),
             )  # fmt: skip
             while not bool(state.done.all()):
                 state = self._decoder.run(params, state, 1)

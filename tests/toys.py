@@ -294,6 +294,9 @@ class Toys(ToyModels):
         return Cases(
             {
                 **cases,
+                "dynamic tree, calibrated": lambda: (
+                    Calibrated(DynamicTree(self._small(), 3, 2, 6)), self.truncated()
+                ),
                 "early exit tree": lambda: (
                     StaticTree(EarlyExitSource(self.model(), 1), (2, 1)), self.weights()
                 ),

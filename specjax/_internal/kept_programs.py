@@ -63,6 +63,20 @@ def keep_in(folder: pathlib.Path | None) -> None:
     _folder = folder
 
 
+def stop() -> None:
+    """Keeps no programs from now on, and reads none, where a command had begun to keep them.
+
+    XLA:CPU runs collectives of a program that it reads from a cache in an order that differs
+    between devices, and then they wait for one another until XLA ends the process.
+    """
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if keeps():
+        keep_in(None)
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # JAX looks at the setting once
+
+
 def keeps() -> bool:
     """Returns whether executables are kept."""
     return _folder is not None

@@ -89,6 +89,8 @@ _SMALL = 4096
 other takes up to half as long again as the pass of a small model, and saves less to compile."""
 
 
+_Until = tuple[np.ndarray, np.ndarray]
+
 _Made = tuple[Verdict, ModelOutput, Array]
 """Verdicts, the output of the target, and the warped logits."""
 
@@ -528,13 +530,17 @@ class Decoder:
 
     def runner(
         self, params: Params, state: DecodeState
-    ) -> Callable[[Params, DecodeState, int], DecodeState]:
+    ) -> Callable[[Params, DecodeState, int, _Until], DecodeState]:
         """Returns `run` for states and parameters of this structure and these shardings.
 
-        A call of it takes the host less time: the structure is not looked at again.
+        It also takes a number of steps and rows [B]: once one of them is done, it runs only so many
+        steps.  A call takes the host less time: the structure is not looked at again.
         """
-        program = _run.bound(self, layout(state), params, state, np.array(1, np.int32))
-        return lambda params, state, steps: program(params, state, np.array(steps, np.int32))
+        one, rows = np.array(1, np.int32), np.zeros(len(state.tokens), bool)
+        program = _run.bound(self, layout(state), params, state, one, (one, rows))
+        return lambda params, state, steps, until: program(
+            params, state, np.array(steps, np.int32), until
+        )
 
     def lower(
         self, params: Params, state: DecodeState, platform: str | None = None
@@ -616,7 +622,7 @@ class Decoder:
         return warp(logits, state.sampling, self.target.triton)
 
 
-def _kind(_: object, state: DecodeState, steps: object) -> tuple[object, ...]:
+def _kind(_: object, state: DecodeState, steps: object, until: object = None) -> tuple[object, ...]:
     return state.tokens.shape, state.eos.shape, structure_of(state.processors)
 
 
@@ -627,9 +633,14 @@ def _run(
     params: Params,
     state: DecodeState,
     max_steps: Array | np.ndarray,
+    until: _Until | None = None,
 ) -> DecodeState:
-    def go_on(carry: tuple[Array, DecodeState]) -> Array:
-        return (carry[0] < max_steps) & ~carry[1].done.all()
+    def goes_on(end: Array | np.ndarray, carry: tuple[Array, DecodeState]) -> Array:
+        steps, state = carry
+        if until is not None:
+            least, rows = until
+            end = jnp.where((state.done & rows).any(), jnp.minimum(least, end), end)
+        return (steps < end) & ~state.done.all()
 
     at_rest = decoder.at_rest(state)
 
@@ -645,11 +656,10 @@ def _run(
             return steps, state
         end = jnp.minimum(steps + rest, max_steps)
         return jax.lax.while_loop(
-            lambda carry: (carry[0] < end) & ~carry[1].done.all(),
-            functools.partial(step, at_rest),
-            (steps, state),
+            functools.partial(goes_on, end), functools.partial(step, at_rest), (steps, state)
         )
 
+    go_on = functools.partial(goes_on, max_steps)
     return constrain_like(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         automatic,
         expecting,
         on_demand,
+        tree_widths,
         widths_of,
     )
     from specjax.drafters.arranging import CHAIN, arrange, as_chain
@@ -69,6 +70,7 @@ __all__ = [
     "own_shardings",
     "save_drafter",
     "sizes_of",
+    "tree_widths",
     "widths_of",
     "with_draft",
 ]

@@ -207,6 +207,32 @@ def widths_of(depth: int) -> tuple[int, ...]:
     return (*(width for width in _LADDER if width <= depth), depth + 1)
 
 
+def tree_widths(depth: int, nodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns `widths` and `compiled` of an `Adaptive` proposer of trees.
+
+    A whole chain is a width of its own.  It has no further pass of the target, which would take
+    long to compile: it takes the place of the next smaller one of the ladder if that is the
+    nearest, and otherwise is read with the next wider one.
+
+    Args:
+      depth: of the trees, in drafts.
+      nodes: of a tree, the root included.
+
+    Example:
+      >>> tree_widths(5, 13)
+      ((1, 3, 5, 6, 9, 13), (1, 3, 6, 9, 13))
+    """
+    ladder, chain = widths_of(nodes - 1), depth + 1
+    if chain in ladder or chain > nodes:
+        return ladder, ladder
+    below = max(width for width in ladder if width < chain)
+    above = min(width for width in ladder if width > chain)
+    compiled = ladder
+    if below > 1 and chain - below < above - chain:
+        compiled = tuple(chain if width == below else width for width in ladder)
+    return tuple(sorted({*ladder, chain})), compiled
+
+
 def _grows(proposer: Proposer) -> bool:
     """Whether a proposer makes trees of which `adaptive` can keep the best nodes."""
     return proposer.estimates and not (proposer.is_chain or proposer.shares_cache)
@@ -261,7 +287,8 @@ def adaptive(
         lookup = BoundDrafter(lookup)
     inner = None if drafter is None else drafter.proposer
     nodes = lookup.proposer.num_nodes if inner is None else inner.num_nodes
-    proposer = Adaptive(lookup.proposer, inner, widths_of(max(depth, nodes - 1)))
+    widths, compiled = tree_widths(depth, max(nodes, depth + 1))
+    proposer = Adaptive(lookup.proposer, inner, widths, compiled=compiled)
     contexts, rows = _by_context(proposer, seconds)
     name = "prompt lookup" if drafter is None else f"prompt lookup and {drafter.name}"
     return AdaptiveDrafter(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import AxisType, Mesh
 
+from specjax._internal import kept_programs
 from specjax._internal.platforms import Device
 
 _AXES = ("data", "fsdp", "model", "kv_copies")
@@ -56,6 +57,8 @@ def make_mesh(
             f"{len(devices)}{f' in {count} processes' * (count > 1)}: pass factors of it, or "
             "devices="
         )
+    if len(devices) > 1 and devices[0].platform == "cpu":
+        kept_programs.stop()
     sizes = {"data": data, "fsdp": fsdp, "model": model, "kv_copies": kv_copies}
     optional = ("fsdp", "kv_copies")
     sizes = {name: size for name, size in sizes.items() if name not in optional or size != 1}

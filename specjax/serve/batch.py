@@ -128,7 +128,9 @@ class Device:
         self._empty = jax.jit(lambda params: self._places.reading(self._reading(params)))
         self._read = quick_jit(self._read_on, params, donate_argnums=(1, 2))
         self._read_rows = quick_jit(self._rows_read_on, params, donate_argnums=(1, 2))
-        self._together = frozenset[int]()  # widths of passes that may have several rows
+        one_cpu = self._places.mesh is None and self._by_token
+        self.widths = widths(chunk, one_cpu)  # of passes over a prompt
+        self._together = frozenset[int]()  # those of passes that may have several rows
         self._begin = jax.jit(self._begun)  # is traced once, as a part of `_insert`
         self._insert = jax.jit(self._inserted, donate_argnums=0)
         self._layout: tuple[NamedSharding | None, ...] | None = None  # of the batch
@@ -157,18 +159,23 @@ class Device:
             width: dataclasses.replace(decoder, proposer=PerRow(several.parts, width))
             for width in self._widths()
         }
-        self._runners: dict[int, Callable[[Params, DecodeState, int], DecodeState]] = {}
+        self._runners: dict[int, Callable[..., DecodeState]] = {}
         self._width = np.zeros(slots, int)  # of the steps of the row in each slot
+        self._none = np.zeros(slots, bool)
         self.state: DecodeState | None = None
         self.chunk_seconds = 0.0  # of a pass over a whole chunk of a prompt
         self.turn_seconds = 0.0  # of a turn without a step: what its programs cost to start
+
+    @property
+    def _by_token(self) -> bool:
+        """Returns whether the time of a pass grows with its tokens, however few there are."""
+        return all(device.platform == "cpu" for device in devices_of(self.params.target))
 
     def _widths(self) -> list[int]:
         """Returns the widths of steps, ascending; the greatest is that of the widest drafter."""
         several = self.several
         cache = self._empty.eval_shape(self.params).cache
-        by_token = all(device.platform == "cpu" for device in devices_of(self.params.target))
-        if not by_token or cache.widened(several.num_nodes) is None:
+        if not self._by_token or cache.widened(several.num_nodes) is None:
             return [several.num_nodes]
         return sorted({1, *(part.num_nodes for part in several.parts)})
 
@@ -212,7 +219,7 @@ class Device:
             self.pools = jax.jit(self._pools)()
             self._at = layout(self.pools)
         reading = self.empty()
-        for width in widths(self.chunk):
+        for width in self.widths:
             reading = self.read(reading, np.zeros(width, np.int32), 0, width, frozenset())
         jax.block_until_ready(reading)
         began = time.perf_counter()
@@ -221,9 +228,7 @@ class Device:
         self.chunk_seconds = time.perf_counter() - began
         if self.pages is not None and not self.decoder.target.sparse:
             self._together = frozenset(
-                width
-                for width in widths(self.chunk)
-                if 2 * width >= self.chunk and self._is_alike(width)
+                width for width in self.widths if 2 * width >= self.chunk and self._is_alike(width)
             )
         begun = self._begin.eval_shape(reading, *self._inputs(row))
         self.state = jax.jit(lambda: self._places.batch(_blank(self.slots, begun)))()
@@ -248,14 +253,14 @@ class Device:
                 self.insert(0, reading, row)  # as under load, into what the insert before made
             self.end(np.ones(self.slots, bool))
             for width in self._decoders:
-                self._run(width, 1, np.zeros(self.slots, bool))
+                self._run(width, 1, 1, self._none, self._none)
         nothing = np.zeros(self.slots, np.int32)
         self.peek(nothing, nothing)()
         self.recorded(0, 0)()
         taken = []
         for _ in range(_EMPTY_TURNS):
             began = time.perf_counter()
-            self._run(self.several.num_nodes, 1)  # all rows are done
+            self._run(self.several.num_nodes, 1, 1, self._none)  # all rows are done
             self.peek(nothing, nothing)()
             taken.append(time.perf_counter() - began)
         self.turn_seconds = statistics.median(taken)
@@ -468,15 +473,29 @@ class Device:
         assert self.state is not None
         self.state = dataclasses.replace(self.state, done=self._end(self.state.done, ended))
 
-    def run(self, steps: int, live: np.ndarray) -> None:
-        """Runs a few steps of the rows in the slots `live` [slots]; those of others are done."""
+    def run(self, steps: int, live: np.ndarray, least: int) -> None:
+        """Runs a few steps of the rows in the slots `live` [slots]; those of others are done.
+
+        Args:
+          steps: at most so many.
+          live: their slots.
+          least: so many once one of these rows is done.
+        """
         widths = sorted(set(self._width[live].tolist()))
         for width in widths:
-            waiting = live & (self._width != width) if len(widths) > 1 else None
-            self._run(width, steps, waiting)
+            own = self._width == width
+            waiting = live & ~own if len(widths) > 1 else None
+            self._run(width, steps, least, live & own, waiting)
 
-    def _run(self, width: int, steps: int, waiting: np.ndarray | None = None) -> None:
-        """Runs steps of one width.  Rows that are `waiting` [slots] stay as they are."""
+    def _run(
+        self,
+        width: int,
+        steps: int,
+        least: int,
+        watched: np.ndarray,
+        waiting: np.ndarray | None = None,
+    ) -> None:
+        """Runs steps of one width, as `run`.  Rows that are `waiting` [slots] stay as they are."""
         state = self.state
         assert state is not None
         done = state.done
@@ -487,7 +506,8 @@ class Device:
             state = self._joint.join(state, self.pools)
         if width not in self._runners:
             self._runners[width] = self._decoders[width].runner(self.params, state)
-        state = self._runners[width](self.params, state, steps)
+        until = np.array(least, np.int32), watched
+        state = self._runners[width](self.params, state, steps, until)
         if self._joint is not None:
             state, self.pools = self._joint.part(state)
         if waiting is not None:

@@ -184,8 +184,8 @@ class Doing:
     def _end(self, ended: np.ndarray) -> None:
         self._device.end(ended)
 
-    def _run(self, steps: int, live: np.ndarray) -> None:
-        self._device.run(steps, live)
+    def _run(self, steps: int, live: np.ndarray, least: int) -> None:
+        self._device.run(steps, live, least)
 
     def _peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
         waiting = self._device.peek(length, written)
@@ -263,8 +263,8 @@ class Leader:
     def end(self, ended: np.ndarray) -> None:
         self._decide("end", ended)
 
-    def run(self, steps: int, live: np.ndarray) -> None:
-        self._decide("run", steps, live)
+    def run(self, steps: int, live: np.ndarray, least: int) -> None:
+        self._decide("run", steps, live, least)
 
     def peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
         self._decide("peek", length, written)

@@ -26,6 +26,9 @@ from specjax.serve.per_row import PerRow
 from specjax.types import Block, Params
 
 _NARROWEST, _WIDE = 8, 128
+"""The tokens of the narrowest pass that takes less time than a wider one, on one CPU and elsewhere:
+an accelerator needs as long for one token as for 128, since it reads all weights for either.
+"""
 
 
 @struct.dataclass
@@ -37,19 +40,26 @@ class Reading:
     ends: Array | None  # [B, C, sum E], as in `SeveralState`
 
 
-def widths(chunk: int) -> tuple[int, ...]:
-    """Returns the widths of the passes over a prompt, ascending."""
-    narrower = {w for w in (chunk >> n for n in (1, 2, 3)) if w >= _NARROWEST}
-    if chunk >= _WIDE:  # a pass of so many tokens costs what it computes
+def widths(chunk: int, cpu: bool = True) -> tuple[int, ...]:
+    """Returns the widths of the passes over a prompt, ascending, each of which is compiled.
+
+    Args:
+      chunk: the greatest.
+      cpu: the model is on a single CPU; else fewer widths are as fast.
+    """
+    least = _NARROWEST if cpu else _WIDE
+    narrower = {w for w in (chunk >> n for n in (1, 2, 3)) if w >= least}
+    if cpu and chunk >= _WIDE:  # a pass of so many tokens costs what it computes
         narrower.add(3 * chunk // 4)
     return tuple(sorted({chunk, *narrower}))
 
 
-def passes(start: int, count: int, chunk: int) -> Iterator[tuple[int, int, int]]:
+def passes(start: int, count: int, widths: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """Returns start, number of tokens and width of each pass over tokens `start` to `count`."""
+    chunk = widths[-1]
     for at in range(start, count, chunk):
         tokens = min(chunk, count - at)
-        yield at, tokens, next(width for width in widths(chunk) if width >= tokens)
+        yield at, tokens, next(width for width in widths if width >= tokens)
 
 
 def padded(
@@ -63,11 +73,13 @@ def padded(
     return filled, starts, np.array([len(tokens) for _, tokens in chunks], np.int32)
 
 
-def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:
+def prompt_passes(
+    start: int, tokens: np.ndarray, widths: tuple[int, ...]
+) -> list[tuple[int, np.ndarray, int]]:
     """Returns start, number of tokens and width of each pass over a prompt from `start` on."""
     return [
         (at, tokens[at : at + count], width)
-        for at, count, width in passes(start, len(tokens) - 1, chunk)
+        for at, count, width in passes(start, len(tokens) - 1, widths)
     ]
 
 

@@ -6,11 +6,14 @@ A turn reads chunks of prompts and then runs a few steps of the batch.  The devi
 before the host reads the tokens of this one, so it does not wait for the host.  Who has left is
 known a turn late, and a row that is done changes no more.  While a slot is free a turn of a CPU has
 half as many steps, and the device is asked for it in the middle of the one before: a request that
-comes until then is read first.  While texts are written a turn reads for at most one and a half
-times what a turn without reading takes, but always one chunk, so that no text waits long.  While
-none is, a turn reads half as many chunks as there are slots, or four, and the first steps of these
-prompts are taken together.  An engine over several processes waits for each turn, since their news
-are compared.
+comes until then is read first.  Rows that draft end at steps of their own.  So on a CPU a turn of
+theirs ends with a row, and so does the turn after it, which the device has been asked for already:
+it takes only the steps in which the host learns of the end.
+
+While texts are written a turn that reads takes at most two and a half times as long as one that
+does not, but always reads one chunk, so that no text waits long.  While none is, a turn reads half
+as many chunks as there are slots, or eight, and the first steps of these prompts are taken
+together.  An engine over several processes waits for each turn, since their news are compared.
 
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
@@ -26,6 +29,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -48,8 +52,13 @@ _New = tuple[list[int], list[int], int, Logprobs | None]
 
 _NO_COUNTS = (0,) * len(Counts._fields)
 
-_READING = 1.5
-"""The most seconds of reading in a turn, in those of a turn without reading (1)."""
+_READING = 2.5
+"""The most seconds of a turn that reads while texts are written, in those of one that does not."""
+
+_TOGETHER = 8
+"""The chunks of prompts that a turn reads before the first steps of their texts (8), if no text is
+written; half as many as there are slots if that is more.
+"""
 
 _LOOK = 0.05
 """Seconds between two looks at cancelled requests while the engine is paused."""
@@ -69,6 +78,16 @@ have more of it.
 _OF_A_TEXT = 1 / 8
 """The longest turn while a request waits, as a share of the mean time of a text: a row may end
 early, and its slot is idle until the next turn.
+"""
+
+_ANSWER = 0.005
+"""The seconds of a turn in which a row is done from the beginning: in them the host learns of it,
+and who got its text sends the next request.
+"""
+
+_LONGER = 1.5
+"""The most steps of a turn in those that turns have taken lately: many end early where many rows
+are done, and a few long ones between them would make a text stutter.
 """
 
 _ASKED_BEFORE = 0.5
@@ -120,8 +139,15 @@ class _Asked:
     slots: list[_Slot | None]  # that took part
     length: list[int]  # of the rows, as the host knew it
     steps: int
+    least: int  # steps once one of the rows is done
     reads: bool  # chunks of prompts in the same turn
     logprobs: dict[int, Callable[[], Logprobs | None]]  # of the new tokens, by slot
+
+    @property
+    def expected(self) -> int:
+        """The steps of the turn by what is known now: a row may have been done before them."""
+        ended = any(slot is not None and slot.handle is None for slot in self.slots)
+        return self.least if ended else self.steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +210,7 @@ class Scheduler:
         self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
         self._turn_seconds = 0.0  # of a turn without reading
         self._step_seconds = 0.0  # of a step
+        self._taken = float(MOST_STEPS)  # steps of a turn without reading
         self._asked: collections.deque[_Asked] = collections.deque()
         self._undelivered: list[_Undelivered] = []
         self._arrived: float | None = None  # when the turn before was done; None: there was none
@@ -459,18 +486,31 @@ class Scheduler:
             return self._steps
         comes = any(number not in left for number in range(len(self._slots)))
         steps = -(-self._steps // 2) if comes else self._steps
+        if self._ends_apart(left):
+            steps = min(steps, math.ceil(_LONGER * self._taken))
         # The prompts of `_admissions` are read already, and their requests wait for a slot.
         if (self._queue or self._admissions) and self._step_seconds:
             most = int(_OF_A_TEXT * self._mean_seconds / self._step_seconds)
             steps = min(steps, max(1, most))
         return steps
 
+    def _ends_apart(self, numbers: Iterable[int]) -> bool:
+        """Returns whether rows of these slots end at steps of their own, so that a turn ends too.
+
+        Rows without drafts that begin together end together, and then their slots are filled
+        together, which takes fewer turns.  On an accelerator a turn may be too short for the host.
+        """
+        if self._device.pads:
+            return False
+        rows = [slot.admission.row for n in numbers if (slot := self._slots[n]).admission]
+        return any(self._device.parts_of(row) for row in rows)
+
     def _steps_left(self) -> dict[int, int]:
         """Returns the steps that each row can still take; each writes a token, or more."""
         found = {}
         for number, slot in enumerate(self._slots):
             if slot.handle is not None and slot.admission is not None:
-                left = slot.admission.row.limit - slot.length - self._steps_of(slot)
+                left = slot.admission.row.limit - slot.length - self._steps_of(slot, True)
                 if left > 0:
                     found[number] = left
         return found
@@ -481,16 +521,25 @@ class Scheduler:
             return steps
         return min([steps, *(one for one in left if 2 * one >= steps)])
 
-    def _steps_of(self, slot: _Slot) -> int:
-        """Returns the steps of a row that the device was asked for, without news so far."""
-        return sum(one.steps for one in self._asked if any(x is slot for x in one.slots))
+    def _steps_of(self, slot: _Slot, expected: bool = False) -> int:
+        """Returns the steps of a row that the device was asked for, without news so far.
+
+        Args:
+          slot: its slot.
+          expected: without those of a turn that probably ends early.
+        """
+        asked = [one for one in self._asked if any(x is slot for x in one.slots)]
+        return sum(one.expected if expected else one.steps for one in asked)
 
     def _ask(self, steps: int, rows: set[int], reads: bool) -> None:
         """Asks the device for steps of the rows in these slots, and for their tokens."""
         live = np.array([number in rows for number in range(len(self._slots))])
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
-        self._device.run(steps, live)
+        least = steps
+        if self._ends_apart(rows) and self._step_seconds:
+            least = min(steps, max(1, round(_ANSWER / self._step_seconds)))
+        self._device.run(steps, live, least)
         # Before the tokens: several processes compare the tokens that they were asked for last
         # before they are told more, and would wait for the end of this turn.
         logprobs = {
@@ -500,7 +549,7 @@ class Scheduler:
         }
         news = self._device.peek(length, written)
         slots = [slot if n in rows else None for n, slot in enumerate(self._slots)]
-        self._asked.append(_Asked(news, slots, length.tolist(), steps, reads, logprobs))
+        self._asked.append(_Asked(news, slots, length.tolist(), steps, least, reads, logprobs))
 
     def _take_news(self) -> None:
         """Waits for the oldest turn that the device was asked for, and delivers its tokens."""
@@ -510,8 +559,14 @@ class Scheduler:
         self._waited += arrived - began
         assert self._arrived is not None
         turn = arrived - self._arrived
-        if not asked.reads and turn > 0:
-            self._adapt(turn - self._waited, turn, asked.steps)
+        took = [
+            new.counts[0] - slot.counts[0]
+            for number, (slot, new) in enumerate(zip(asked.slots, news, strict=True))
+            if slot is not None and slot is self._slots[number]
+        ]
+        if not asked.reads and turn > 0 and any(took):
+            self._adapt(turn - self._waited, turn, max(took))
+            self._taken += 0.1 * (max(took) - self._taken)
             self._turn_seconds += 0.1 * (turn - self._turn_seconds)
         self._arrived, self._waited = arrived, 0.0
         for number, (slot, new) in enumerate(zip(asked.slots, news, strict=True)):
@@ -625,9 +680,12 @@ class Scheduler:
 
     def _read_some(self) -> bool:
         """Reads chunks of prompts.  Returns False if there was nothing to read."""
-        most = max(ROWS, len(self._slots) // 2)
+        most = max(_TOGETHER, len(self._slots) // 2)
         if self._running():
-            most = int(_READING * self._turn_seconds / self._device.chunk_seconds)
+            running = (n for n, slot in enumerate(self._slots) if slot.handle is not None)
+            steps = _LONGER if self._ends_apart(running) else 1.0  # in turns without reading
+            reading = (_READING - steps) * self._turn_seconds
+            most = int(reading / self._device.chunk_seconds)
         left = self._device.chunk * max(1, min(most, len(self._slots)))
         moved = False
         while left > 0:
@@ -647,7 +705,7 @@ class Scheduler:
             return False
         began = time.perf_counter()
         # A process that was stopped for minutes has measured a long turn.
-        turn = min(self._asked[0].steps * self._step_seconds, _LONGEST)
+        turn = min(self._asked[0].expected * self._step_seconds, _LONGEST)
         left = self._arrived + _ASKED_BEFORE * turn - began
         with self._changed:
             if self._queue or left <= 0:  # a request that waits for pages
@@ -757,7 +815,7 @@ class Scheduler:
                 return False
             admission.reading, count, admission.pages = begun.reading, begun.count, begun.pages
             admission.marks, admission.snapshots = begun.marks, {}
-        admission.left = prompt_passes(count, row.tokens, device.chunk)
+        admission.left = prompt_passes(count, row.tokens, device.widths)
         admission.passes = 0
         if not handle.begun:
             handle.begin()

@@ -4,8 +4,11 @@ import os
 import pathlib
 import stat
 
+import jax
 import pytest
 
+import specjax
+from specjax._internal import kept_programs
 from specjax.options import compiled
 from specjax.options.compiled import keep_compiled
 
@@ -83,3 +86,18 @@ def test_the_oldest_go(tmp_path, monkeypatch):
         os.utime(file, (age, age))
     keep_compiled(dict(environ))
     assert [file.exists() for file in files] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_no_program_over_several_processors_is_kept(tmp_path, monkeypatch, devices):
+    """XLA:CPU may run collectives of a program from a cache in another order on each device."""
+    kept = jax.config.jax_enable_compilation_cache
+    monkeypatch.setattr(kept_programs, "_folder", tmp_path)
+    monkeypatch.setattr(jax, "make_mesh", lambda *_, **__: None)  # as if there were two
+    jax.config.update("jax_enable_compilation_cache", True)
+    try:
+        specjax.make_mesh(devices=jax.devices()[:1] * devices)
+        assert kept_programs.keeps() == (devices == 1)
+        assert jax.config.jax_enable_compilation_cache == (devices == 1)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", kept)

@@ -5,6 +5,8 @@ computes everything again for every token.  The features of the target are rando
 no target is needed; `tests/product/test_eagle3_decoding.py` decodes.
 """
 
+import types
+
 import eagle3_folders
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from started import started
 from specjax import Chain, DynamicTree
 from specjax.caches import prefill
 from specjax.contract import Context, Lookahead
+from specjax.methods.eagle3 import reader
 from specjax.types import Block
 
 AFTER = CAPACITY // 2
@@ -106,10 +109,14 @@ def _path(parent, tokens, node):
     return () if node < 0 else (*_path(parent, tokens, parent[node]), int(tokens[node]))
 
 
-def test_the_default_shape_is_what_the_folder_asks_for():
+def test_the_default_shape_is_what_the_folder_asks_for(monkeypatch):
     """speculators names a number of drafts, DeepSpec its training length; else the authors' tree
-    of eight levels, ten branches and sixty nodes."""
-    assert drafter("authors").proposer == DynamicTree(drafter("authors").source, 8, 10, 60)
+    of eight levels, ten branches and sixty nodes, and on a CPU a short chain."""
+    made = drafter("authors")
+    assert made.proposer == Chain(made.source, 3)
+    accelerator = types.SimpleNamespace(platform="tpu")
+    monkeypatch.setattr(reader, "devices_of", lambda params: [accelerator])
+    assert reader._shape({}, made.source, target("qwen3")) == DynamicTree(made.source, 8, 10, 60)
     assert drafter("speculators").proposer == Chain(drafter("speculators").source, 3)
     assert drafter("DeepSpec").proposer == Chain(drafter("DeepSpec").source, 5)
 

@@ -363,9 +363,9 @@ def test_an_engine_that_stops_is_a_replica_that_dies(monkeypatch):
     with Engine(target, {}, slots=1, **sizes) as short:
         run = short._device.run
 
-        def slowly(steps: int, live: Any) -> None:
+        def slowly(steps: int, live: Any, least: int) -> None:
             time.sleep(0.05)  # so that it has not written all before it stops
-            run(min(steps, 4), live)
+            run(min(steps, 4), live, least)
 
         monkeypatch.setattr(short._device, "run", slowly)
         stopping = make_app(short, Limits())

@@ -100,6 +100,14 @@ REFUSED = {
     ),
     "widths without none": (lambda: Adaptive(NGram(3), None, (2, 4)), ["widths=(2, 4)"]),
     "widths twice": (lambda: Adaptive(NGram(3), None, (1, 2, 2, 4)), ["ascending numbers"]),
+    "a pass of no width": (
+        lambda: Adaptive(NGram(3), None, (1, 3, 4), compiled=(1, 2, 4)),
+        ["compiled=(1, 2, 4)", "widths=(1, 3, 4)", "from 1 to 4"],
+    ),
+    "no pass for all drafts": (
+        lambda: Adaptive(NGram(3), None, (1, 3, 4), compiled=(1, 3)),
+        ["compiled=(1, 3)", "from 1 to 4"],
+    ),
     "an Adaptive without costs": (
         lambda: Adaptive(NGram(3), None, (1, 4)).bind(None, None),
         ["specjax.adaptive(...)"],

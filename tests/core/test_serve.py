@@ -20,7 +20,7 @@ import specjax
 from specjax import Request
 from specjax.models import LanguageModel
 from specjax.serve import Busy, Closed, Engine, scheduler
-from specjax.serve.reading import passes, widths
+from specjax.serve.reading import passes, prompt_passes, widths
 from specjax.serve.resuming import Delivered
 
 
@@ -118,9 +118,9 @@ def test_a_row_takes_steps_of_its_own_width(monkeypatch):
     device, ran = made._device, []
     run = device._run
 
-    def watched(width: int, steps: int, waiting: np.ndarray | None = None) -> None:
+    def watched(width: int, *others: Any) -> None:
         before = np.asarray(device.state.length)
-        run(width, steps, waiting)
+        run(width, *others)
         moved = np.asarray(device.state.length) > before
         ran.append((width, set(device._width[moved].tolist())))
 
@@ -201,6 +201,50 @@ def test_a_turn_is_short_beside_a_text_while_a_request_waits(
     assert found == steps
 
 
+@pytest.mark.parametrize(("accelerator", "name", "apart"), [
+    (False, "draft", True), (False, "none", False), (True, "draft", False),
+])  # fmt: skip
+def test_a_turn_ends_with_a_text_of_drafts(monkeypatch, accelerator, name, apart):
+    """Rows without drafts end together, and on an accelerator a turn may be too short."""
+    made = engine()
+    scheduler, device = made._scheduler, made._device
+    monkeypatch.setattr(device, "pads", accelerator)
+    monkeypatch.setattr(scheduler, "_step_seconds", 1e-3)
+    monkeypatch.setattr(scheduler, "_steps", 40)
+    run, asked = device.run, []
+
+    def watched(steps: int, live: np.ndarray, least: int) -> None:
+        asked.append(least < steps)
+        run(steps, live, least)
+
+    monkeypatch.setattr(device, "run", watched)
+    monkeypatch.setattr(scheduler, "_adapt", lambda *_: None)
+    made.submit(ask(proposer=name, max_new_tokens=60)).result(60)
+    assert any(asked) == apart
+
+
+def test_a_turn_has_fewer_steps_once_a_row_is_done():
+    """The watched rows end it, and the others go on where they were."""
+    made = load.engine(slots=3)
+    with made:
+        made.submit(ask(max_new_tokens=2)).result(60)
+        device = made._device
+        row = made.checker.admit(ask(max_new_tokens=20)).row
+        short = made.checker.admit(ask(max_new_tokens=3)).row
+        for slot, one in enumerate((row, short)):
+            reading = device.empty()
+            for at, tokens, width in prompt_passes(0, one.tokens, device.widths):
+                reading = device.read(reading, tokens, at, width, one.uses)
+            device.insert(slot, reading, one)
+        live, begun = np.array([True, True, False]), np.asarray(device.state.length)
+        for least, moved in ((5, [5, 3]), (2, [7, 3]), (9, [16, 3])):
+            device.run(9, live, least)
+            assert (np.asarray(device.state.length) - begun)[:2].tolist() == moved
+        device.run(9, np.array([True, False, False]), 1)
+        assert np.asarray(device.state.length)[0] == row.limit
+        device.end(np.ones(3, bool))
+
+
 def test_a_turn_that_took_minutes_delays_nobody():
     """As in a process that was stopped: later turns do not wait for a share of such a turn."""
     made = engine()
@@ -251,9 +295,11 @@ def test_requests_of_different_salts_share_nothing():
 
 def test_chunks_follow_from_the_length():
     assert widths(128) == (16, 32, 64, 96, 128) and widths(16) == (8, 16) and widths(5) == (5,)
-    assert list(passes(0, 0, 16)) == []
-    assert list(passes(0, 41, 16)) == [(0, 16, 16), (16, 16, 16), (32, 9, 16)]
-    assert list(passes(32, 40, 16)) == [(32, 8, 8)]
+    assert widths(128, cpu=False) == (128,) and widths(512, cpu=False) == (128, 256, 512)
+    assert widths(16, cpu=False) == (16,)
+    assert list(passes(0, 0, (8, 16))) == []
+    assert list(passes(0, 41, (8, 16))) == [(0, 16, 16), (16, 16, 16), (32, 9, 16)]
+    assert list(passes(32, 40, (8, 16))) == [(32, 8, 8)]
 
 
 def test_cancelling():

@@ -19,7 +19,7 @@ def test_a_broken_device_leaves_nobody_waiting(monkeypatch):
     target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
     made = Engine(target, slots=1, capacity=48, chunk=16)
 
-    def broken(steps: int, live: np.ndarray) -> None:
+    def broken(steps: int, live: np.ndarray, least: int) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(made._device, "run", broken)

@@ -9,8 +9,9 @@ from toys import TABLES as toys
 from toys import adaptive
 
 from specjax import RULES, Decoder, DynamicTree, NGram, Params
+from specjax.drafters import tree_widths, widths_of
 from specjax.proposers import Adaptive, Calibrated
-from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
+from specjax.proposers.adaptive.tree_gains import ChainGains, LastTree, TreeGains
 
 WIDTHS, CHAINS, DEPTH = (1, 2, 4, 7), (1, 2, 4), 3
 
@@ -54,7 +55,7 @@ def test_what_each_number_of_nodes_would_have_given():
     last = LastTree(*map(jnp.asarray, (tokens, parent, place, depth, text, count, chain)))
     right = last.right(jnp.asarray(pending, jnp.int32))
     accepted, known = last.outcome(WIDTHS, *right)
-    straight, sure_straight = last.chain_outcome(CHAINS, *right)
+    straight, reached, made = last.chain_outcome(CHAINS, *right)
     for row in range(rows):
         levels = [min(width - 1, DEPTH) for width in WIDTHS]
         learns = count[row] > 0 and depth[row] > 0
@@ -73,9 +74,14 @@ def test_what_each_number_of_nodes_would_have_given():
             taken = sum(
                 drafts[: n + 1] == wanted[: n + 1] for n in range(min(map(len, (drafts, wanted))))
             )
-            assert straight[row].tolist() == [min(taken, width - 1) for width in CHAINS]
-            assert sure_straight[row].tolist() == [
-                bool(learns and depth[row] >= width - 1) for width in CHAINS
+            # The accepted drafts up to each width are those of its segment and of the ones before.
+            upto = np.cumsum(straight[row]).tolist()
+            assert upto == [min(taken, width - 1) for width in CHAINS]
+            drafted = [bool(learns and depth[row] >= width - 1) for width in CHAINS]
+            assert made[row].tolist() == drafted
+            before = [0, *(width - 1 for width in CHAINS[:-1])]
+            assert reached[row].tolist() == [
+                each and taken >= level for each, level in zip(drafted, before, strict=True)
             ]
 
 
@@ -144,6 +150,42 @@ def test_a_wide_tree_that_was_unlucky_is_tried_again():
     assert unlucky < found[1] and found[3] == pytest.approx(wanted[3], abs=0.2)
 
 
+def test_short_chains_tell_of_long_ones():
+    """The expected drafts are those of the rates of all depths, which are counted where reached."""
+    rng, rates = np.random.default_rng(0), np.array([0.9, 0.6, 0.8])
+    known = ChainGains.start(1, CHAINS)
+    for step in range(600):
+        depth = 3 if step < 300 else 1
+        taken = int((rng.random(3) < rates).cumprod()[:depth].sum())
+        accepted = jnp.array([[0, min(taken, 1), max(taken - 1, 0)]], jnp.float32)
+        made = jnp.array([[True, True, depth == 3]])
+        known = known.learned(accepted, made & jnp.array([[True, True, taken > 0]]), made)
+    found = known.tokens(CHAINS, DEPTH, jnp.float32(0.4))[0]
+    assert found[1] == pytest.approx(1.9, abs=0.05)
+    assert known.rate(CHAINS, jnp.float32(0.4))[1] > 100
+    # Of the second segment, which was not drafted for long, a guess from the first is left.
+    guess = 1.9 + 0.9 * sum((0.9 + 0.05) ** n for n in (1, 2))
+    assert found[2] == pytest.approx(guess, abs=0.15)
+    deep = known.learned(*(jnp.array([[0, 1, 1.08]]), *[jnp.ones((1, 3), bool)] * 2))
+    for _ in range(300):
+        deep = deep.learned(jnp.array([[0, 0.9, 1.08]]), *[jnp.ones((1, 3), bool)] * 2)
+    wanted = 1 + 0.9 + 0.9 * (0.6 + 0.6 * 0.8)
+    assert deep.tokens(CHAINS, DEPTH, jnp.float32(0.4))[0, 2] == pytest.approx(wanted, abs=0.03)
+
+
+def test_a_chain_tells_of_trees():
+    """While chains are drafted, what is known of trees fades to what the chain's rate promises."""
+    every = jnp.ones((1, 4), bool)
+    known = TreeGains.start(1, WIDTHS)
+    for _ in range(5):
+        known = known.after(jnp.zeros((1, 4)), every)
+    rate, shown = jnp.array([0.9]), jnp.array([100.0])
+    unlucky = known.tokens(WIDTHS, DEPTH, rate, shown)[0, 3]
+    for _ in range(500):
+        known = known.after(jnp.zeros((1, 4)), ~every, jnp.array([True]))
+    assert unlucky < 2.5 and known.tokens(WIDTHS, DEPTH, rate, shown)[0, 3] > 3.4
+
+
 def test_a_lookup_has_no_options_for_more_nodes_than_it_drafts():
     """Their seconds would be those of a smaller one: they are neither measured nor chosen."""
     tree = Calibrated(DynamicTree(TableSource(toys.VOCAB), 3, 2, 7))
@@ -185,9 +227,43 @@ def test_chains_are_options_beside_trees():
         # What was learned goes to the next text.
         trees, chains = (each.known() for each in (state.proposer.trees, state.proposer.chains))
         assert trees.shape == (4, 2) and chains.shape == (3, 2) and chains[2, 1] > 1
-        begun = TreeGains.start(2, CHAINS, jnp.asarray(chains))
+        begun = ChainGains.start(2, CHAINS, jnp.asarray(chains))
         np.testing.assert_allclose(begun.drafts, np.stack([chains[:, 0]] * 2))
         np.testing.assert_allclose(begun.seen[0], chains[:, 1])
         if name == "drafter":
             assert trees[3, 1] > 1
     assert made["chain"] and all(made["chain"]) and made["drafter"] and not any(made["drafter"])
+
+
+@pytest.mark.parametrize(
+    ("depth", "nodes", "widths", "compiled"),
+    [
+        (8, 60, (1, 3, 5, 9, 17, 33, 60), (1, 3, 5, 9, 17, 33, 60)),  # it is on the ladder
+        (5, 13, (1, 3, 5, 6, 9, 13), (1, 3, 6, 9, 13)),
+        (7, 17, (1, 3, 5, 8, 9, 17), (1, 3, 5, 9, 17)),
+        (6, 32, (1, 3, 5, 7, 9, 17, 32), (1, 3, 5, 9, 17, 32)),
+        (3, 4, (1, 3, 4), (1, 3, 4)),
+        (1, 7, (1, 2, 3, 5, 7), (1, 3, 5, 7)),
+    ],
+)
+def test_a_whole_chain_is_a_width_without_one_more_pass(depth, nodes, widths, compiled):
+    """There are as many passes as the ladder has, and each width has one that reads it."""
+    assert tree_widths(depth, nodes) == (widths, compiled)
+    assert len(compiled) == len(widths_of(nodes - 1)) and set(compiled) <= set(widths)
+
+
+def test_drafts_of_a_width_without_a_pass_are_read_in_a_wider_one():
+    """A chain of three in the pass of a tree of seven; the text is that of plain decoding."""
+    tree = Calibrated(DynamicTree(TableSource(toys.VOCAB), 3, 2, 7))
+    proposer = Adaptive(None, tree, WIDTHS, compiled=(1, 2, 7))
+    assert proposer.narrower == (1, 2)
+    assert proposer.options == Adaptive(None, tree, WIDTHS).options
+    dec = Decoder(toys.model(), proposer, RULES["match"](), (toys.EOS,), toys.CAPACITY)
+    seconds = (1.0, 9.0, 9.0, 9.0, 9.0, 1.0)
+    params = Params(toys.weights(), adaptive(seconds, toys.CASES["table dynamic tree"][1]))
+    state, drafted = toys.prefill(dec, params), set()
+    while not np.asarray(state.done).all():
+        state = dec.run(params, state, 1)
+        drafted |= {*np.asarray(state.proposer.offered).tolist()}
+    assert toys.texts(state) == toys.decoded("none", "match")[0]
+    assert max(drafted) == 3

@@ -38,6 +38,7 @@ def test_requests_are_the_same_in_every_run():
         (["--slots", "0"], "--slots must be at least 1"),
         (["--num-drafts", "0"], "--num-drafts must be at least 1"),
         (["--new-tokens", "9", "3"], "--new-tokens 9 3"),
+        (["--only", "bach", "--target", "nowhere"], "--only bach: there are one by one, plain; "),
     ],
 )
 def test_refused(words, message):

@@ -17,6 +17,7 @@ from distributions import (
     WRONG,
     Distributions,
 )
+from toy_models import MTP
 from toys import KINDS, TRANSFORMERS, kind
 
 from specjax import (
@@ -30,6 +31,7 @@ from specjax import (
     UniversalParams,
 )
 from specjax.methods import (
+    AssistantSource,
     DatastoreSource,
     DraftSource,
     Eagle3Source,
@@ -37,11 +39,14 @@ from specjax.methods import (
     MedusaHeads,
     MedusaParams,
     MedusaSource,
+    MtpLayersSource,
+    MtpSource,
     SharedParams,
     TranslatedSource,
+    part_name,
 )
 from specjax.methods.datastore import lookup
-from specjax.proposers import BestFirst, Chain, CostAware, CostAwareParams, StaticTree
+from specjax.proposers import BestFirst, Calibrated, Chain, CostAware, CostAwareParams, StaticTree
 
 TOYS = Distributions(TRANSFORMERS)
 NET, DEEPER, weights = TOYS.net(), TOYS.net(layers=2), TOYS.weights
@@ -72,7 +77,21 @@ def datastore():
     return Datastore.build(texts, vocab_size=VOCAB).arrays()
 
 
+def mtp_params():
+    return TRANSFORMERS.mtp_params(weights())
+
+
+def mtp_layers_params():
+    """Two layers that differ."""
+    params = mtp_params()
+    first = params.own["network"]
+    second = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1), first)
+    return params.replace(own={"network": {part_name(0): first, part_name(1): second}})
+
+
 EAGLE3 = Eagle3Source(TRANSFORMERS.EAGLE3, VOCAB, taps=(1, 0))
+MTP_LAYER = MtpSource(MTP, VOCAB, taps=(1,))
+MTP_LAYERS = MtpLayersSource(MTP, VOCAB, taps=(1,), num_layers=2)
 
 CASES = {
     **TOYS.CASES,
@@ -94,6 +113,16 @@ CASES = {
         lambda: eagle3_params(reduced=True),
     ),
     "eagle3 dynamic tree": (DynamicTree(EAGLE3, 2, 2, 4), eagle3_params),
+    "mtp": (Chain(MTP_LAYER, 2), mtp_params),
+    "mtp tree": (StaticTree(MTP_LAYER, (2, 1)), mtp_params),
+    "mtp dynamic tree": (DynamicTree(MTP_LAYER, 2, 2, 4), mtp_params),
+    "mtp layers": (Chain(MTP_LAYERS, 2), mtp_layers_params),
+    "mtp layers tree": (StaticTree(MTP_LAYERS, (2, 1)), mtp_layers_params),
+    "mtp layers dynamic tree": (DynamicTree(MTP_LAYERS, 2, 2, 4), mtp_layers_params),
+    "dynamic tree, calibrated": (
+        Calibrated(DynamicTree(TOYS.small, 2, 2, 4)),
+        lambda: TOYS.drafting,
+    ),
     "medusa": (Medusa(HEADS, ((0,), (1,), (0, 0))), medusa_params),
     "best first": (BestFirst(MedusaSource(HEADS), 5, 2), medusa_params),
     "best first, cost-aware": (
@@ -137,8 +166,13 @@ def layers(case):
 
 
 def test_every_proposer_is_sampled():
-    """Every proposer of the table and every shape over every source has a case here."""
-    assert {kind(proposer) for proposer, _ in CASES.values()} >= KINDS
+    """Every proposer of the table and every shape over every source has a case here.
+
+    An assistant reads the keys and values of its target, so its texts are those of plain decoding
+    in `test_gemma_assistant.py`.
+    """
+    expected = {kind for kind in KINDS if AssistantSource not in kind}
+    assert {kind(proposer) for proposer, _ in CASES.values()} >= expected
 
 
 def test_the_settings_are_worth_testing():

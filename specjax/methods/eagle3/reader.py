@@ -60,13 +60,16 @@ from specjax.methods.published import (
     window_lines,
 )
 from specjax.models import Config, LanguageModel, Tensor, TransformerConfig
-from specjax.parallel import Rules
+from specjax.parallel import Rules, devices_of
 from specjax.proposers import Chain, DynamicTree
 
 _MAPS = ("d2t", "t2d")
 _UNREAD = ("rotary_emb.inv_freq",)
 _DEPTH, _WIDTH, _NODES = 8, 10, 60
 """The authors' tree: the root's children, 7 expansions of the 10 best nodes, 60 nodes in all."""
+
+_FEW = 3
+"""The drafts of a chain on a CPU, where a pass over 60 nodes takes longer than it saves."""
 
 _PLAIN = "the authors' or SpecForge's"
 
@@ -279,8 +282,13 @@ def _read(
 
 
 def _shape(config: Config, source: Source, target: LanguageModel) -> Proposer:
-    """Returns the configuration's shape, or the authors' tree if the target reads trees."""
+    """Returns the configuration's shape, or the authors' tree if the target reads trees.
+
+    On a CPU it is a short chain in the place of that tree.
+    """
     asked = proposal_depth(config)
+    if asked is None and all(device.platform == "cpu" for device in devices_of(target.params)):
+        asked = _FEW
     if asked is not None or not target.model.reads_trees:
         return Chain(source, asked or _DEPTH)
     width = min(_WIDTH, source.vocab_size)

@@ -27,7 +27,7 @@ from specjax.proposers.adaptive.state import (
     gains_of_parts,
     rates_after,
 )
-from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
+from specjax.proposers.adaptive.tree_gains import ChainGains, LastTree, TreeGains
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.catch_up import AT_ONCE
 from specjax.proposers.combine import Calibrated, best_nodes, ranked, with_logits
@@ -63,6 +63,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         depth + 1, or to the nodes of a tree.
       policy: the numbers of the choice.
       brief: compile sooner, for steps that may take longer (`Proposer.brief`).
+      compiled: those of `widths` that have a pass of the target of their own, the last one among
+        them; drafts of another width are read in the next wider pass.  None: all of them.
     """
 
     lookup: Proposer | None
@@ -70,6 +72,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
     widths: tuple[int, ...]
     policy: Policy = POLICY
     brief: bool = False
+    compiled: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         parts = [part for part in (self.lookup, self.drafter) if part is not None]
@@ -98,12 +101,17 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
                 f"widths={self.widths}; pass ascending numbers of tokens from 1 to "
                 f"{most}, the depth of the drafts and one, or the nodes of a tree",
             ),
+            (
+                list(self.passes) != sorted({1, *self.passes, most} & {*self.widths}),
+                f"compiled={self.compiled}; pass those of widths={self.widths} with a pass of "
+                f"their own, from 1 to {most}",
+            ),
         )
         self.declare(
             num_nodes=most,
             max_depth=depths[0],
             is_chain=not self._is_tree,
-            narrower=self.widths[:-1],
+            narrower=self.passes[:-1],
             taps=() if self.drafter is None else self.drafter.taps,
             point_mass=all(part.point_mass for part in parts),
             reads_documents=any(part.reads_documents for part in parts),
@@ -130,6 +138,11 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             *(("drafter", width - 1) for width in self.widths[1:last]),
             *(("chain", width - 1) for width in self.chain_widths[1:]),
         )
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """The numbers of tokens of a row for which there is a pass of the target, from 1."""
+        return self.widths if self.compiled is None else self.compiled
 
     @property
     def chain_widths(self) -> tuple[int, ...]:
@@ -191,7 +204,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             if params.saved is not None and params.awake is not None and self._can_be_left_out
             else None,
             trees=TreeGains.start(rows, self.widths, params.trees) if self._is_tree else None,
-            chains=TreeGains.start(rows, self.chain_widths, params.chains)
+            chains=ChainGains.start(rows, self.chain_widths, params.chains)
             if self._is_tree
             else None,
             last=LastTree.none(rows, self.num_nodes, self.max_depth) if self._is_tree else None,
@@ -316,15 +329,17 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         straight = None
         if state.trees is not None and state.last is not None:
             last, right = state.last, state.last.right(context.pending)
-            trees, chains = state.trees, state.chains
-            trees = trees.after(*last.outcome(self.widths, *right))
-            drafted = trees.tokens(self.widths, self.max_depth, params.prior[1])
-            drafted = jnp.where(limit[:, None] > 0, drafted, alone)
+            trees, chains, rate, other = state.trees, state.chains, (params.prior[1], None), None
             if chains is not None and len(self.chain_widths) > 1:
                 sizes = self.chain_widths
-                chains = chains.after(*last.chain_outcome(sizes, *right))
+                chains = chains.learned(*last.chain_outcome(sizes, *right))
                 straight = chains.tokens(sizes, self.max_depth, params.prior[1])
                 straight = jnp.where(limit[:, None] > 0, straight, alone[:, : len(sizes)])
+                rate = chains.rate(sizes, params.prior[1])
+                other = last.chain & (last.depth > 0) & (last.count > 0)
+            trees = trees.after(*last.outcome(self.widths, *right), other)
+            drafted = trees.tokens(self.widths, self.max_depth, *rate)
+            drafted = jnp.where(limit[:, None] > 0, drafted, alone)
             state = dataclasses.replace(state, trees=trees, chains=chains)
         alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
         length = context.length

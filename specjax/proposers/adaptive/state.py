@@ -9,7 +9,7 @@ from jax import Array
 from specjax.contract import ArrayTree
 from specjax.proposers.adaptive.rates import Rates
 from specjax.proposers.adaptive.rest import Rest
-from specjax.proposers.adaptive.tree_gains import LastTree, TreeGains
+from specjax.proposers.adaptive.tree_gains import ChainGains, LastTree, TreeGains
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.waiting import Waiting
@@ -81,7 +81,7 @@ class AdaptiveState:
     together: Array  # [B] bool: do all rows take one option?
     rest: Rest | None  # where it can rest
     trees: TreeGains | None  # of a drafter of trees
-    chains: TreeGains | None  # of its chains, if they are options
+    chains: ChainGains | None  # of its chains, if they are options
     last: LastTree | None
 
     def rates_by_part(self) -> dict[int, Rates]:

@@ -1,8 +1,9 @@
-"""`TreeGains`: the tokens of a step with the best nodes of a tree, for each number of nodes."""
+"""`TreeGains`, `ChainGains`: the tokens of a step by the nodes of a tree, or of a chain."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Self
 
 import jax
@@ -16,9 +17,10 @@ from specjax.proposers.combine import right_nodes
 from specjax.types import ABSENT, Proposal
 
 _WINDOW = 128.0  # steps
-_FADES = 1 - 1 / 48
+_FADES, _FADES_BESIDE = 1 - 1 / 48, 1 - 1 / 96
 """A step that teaches only other numbers of nodes keeps this share of the steps that are known of a
-number.  So a wide tree that was once unlucky is tried again.
+number, and one that teaches only chains the second.  So a wide tree that was once unlucky is tried
+again.
 """
 _CARRIED = 48.0  # the most steps that earlier texts count
 _DOUBT = 2.0  # steps that the estimate from narrower trees counts
@@ -57,21 +59,22 @@ class TreeGains:
         mean = (drafts * seen).sum(0) / np.maximum(seen.sum(0), 1e-9)
         return np.stack([mean, np.minimum(seen.mean(0), _CARRIED)], axis=1).astype(np.float32)
 
-    def tokens(self, widths: tuple[int, ...], depth: int, prior: Array) -> Array:
+    def tokens(
+        self, widths: tuple[int, ...], depth: int, rate: Array, shown: Array | None = None
+    ) -> Array:
         """Returns [B, W]: the expected tokens of a step, the target's own included.
 
         Args:
           widths: numbers of nodes, ascending from 1.
           depth: D, the depth of the trees.
-          prior: [] the acceptance rate before any draft was judged.
+          rate: [] or [B] the acceptance rate before anything is known of these numbers of nodes.
+          shown: [B] the steps of others that told this rate; None: it is a prior, of no step.
         """
-        rate = jnp.broadcast_to(prior, self.seen.shape[:1])
-        found, shown = [jnp.zeros_like(rate)], jnp.zeros_like(rate)
+        rate = jnp.broadcast_to(rate, self.seen.shape[:1])
+        shown = jnp.zeros_like(rate) if shown is None else shown
+        found = [jnp.zeros_like(rate)]
         for index, width in enumerate(widths[1:], start=1):
-            # A tree of more nodes than a chain has levels gains a little by its siblings.
-            levels = min(width - 1, depth)
-            more = (width - 1) ** 0.25 / levels**0.25
-            table = more * np.stack([_RATES**k for k in range(1, levels + 1)]).sum(0)
+            table = _gains(width, depth)
             hope = jnp.maximum(_HOPE - rate, 0.0) * _OPEN / (shown + _OPEN)
             guess = jnp.interp(rate + jnp.maximum(hope, _LEAST_HOPE), _RATES, table)
             seen, known = self.seen[:, index], self.drafts[:, index]
@@ -80,19 +83,80 @@ class TreeGains:
             rate, shown = jnp.interp(found[-1], table, _RATES), jnp.maximum(shown, seen)
         return 1 + jnp.stack(found, axis=1)
 
-    def after(self, accepted: Array, known: Array) -> Self:
+    def after(self, accepted: Array, known: Array, chain: Array | None = None) -> Self:
         """Returns the means after a step.
 
         Args:
           accepted: [B, W] the drafts that would have been accepted with each width.
           known: [B, W] bool: is that known?
+          chain: [B] bool: the step told of chains alone.
         """
+        fades = jnp.where(known.any(1), _FADES, jnp.float32(1))
+        if chain is not None:
+            fades = jnp.where(chain, _FADES_BESIDE, fades)
+        return self._with(accepted, known, self.seen * fades[:, None])
+
+    def _with(self, accepted: Array, known: Array, old: Array) -> Self:
+        """Returns the means with what is known; `old` [B, W] are the steps of the others."""
         kept = 1 - 1 / _WINDOW
-        learned = known.any(1, keepdims=True)
-        old = jnp.where(learned, self.seen * _FADES, self.seen)
         seen = jnp.where(known, self.seen * kept + 1, old)
         step = (accepted - self.drafts) / jnp.maximum(seen, 1.0)
         return type(self)(self.drafts + jnp.where(known, step, 0.0), seen)
+
+
+@struct.dataclass
+class ChainGains(TreeGains):
+    """The same for chains, each of whose widths adds a few drafts to the one before: a *segment*.
+
+    `drafts` has the accepted drafts of a segment after all drafts before it were accepted, and
+    `seen` the steps that reached it.  So a short chain tells of the first drafts of a long one.
+    """
+
+    def tokens(
+        self, widths: tuple[int, ...], depth: int, rate: Array, shown: Array | None = None
+    ) -> Array:
+        return 1 + jnp.stack(self._drafts(widths, rate, hopeful=True), axis=1)
+
+    def rate(self, widths: tuple[int, ...], prior: Array) -> tuple[Array, Array]:
+        """Returns [B] the acceptance rate of the longest chain, and [B] the steps that tell it."""
+        longest = self._drafts(widths, prior, hopeful=False)[-1]
+        told = jnp.interp(longest, _gains(widths[-1], widths[-1] - 1), _RATES)
+        return told, self.seen[:, 1]
+
+    def learned(self, accepted: Array, reached: Array, made: Array) -> Self:
+        """Returns the means after a step.
+
+        Args:
+          accepted: [B, W] the accepted drafts of each segment.
+          reached: [B, W] bool: it was drafted, and all drafts before it were accepted.
+          made: [B, W] bool: it was drafted.  What is known of other segments fades.
+        """
+        fades = jnp.where(made.any(1, keepdims=True) & ~made, _FADES, jnp.float32(1))
+        return self._with(accepted, reached, self.seen * fades)
+
+    def _drafts(self, widths: tuple[int, ...], prior: Array, hopeful: bool) -> list[Array]:
+        """Returns [B] the accepted drafts of each width."""
+        rate = jnp.broadcast_to(prior, self.seen.shape[:1])
+        reached, shown, found = jnp.ones_like(rate), jnp.zeros_like(rate), [jnp.zeros_like(rate)]
+        for index, (before, width) in enumerate(itertools.pairwise(widths), start=1):
+            seen, known, more = self.seen[:, index], self.drafts[:, index], width - before
+            table = _gains(more + 1, more)
+            hope = jnp.maximum(_HOPE - rate, 0.0) * _OPEN / (shown + _OPEN)
+            guess = rate + jnp.maximum(hope, _LEAST_HOPE) if hopeful else rate
+            guess = jnp.interp(guess, _RATES, table)
+            mean = (known * seen + guess * _DOUBT) / (seen + _DOUBT)
+            found.append(found[-1] + reached * mean)
+            rate, shown = jnp.interp(mean, table, _RATES), jnp.maximum(shown, seen)
+            reached = reached * rate**more
+        return found
+
+
+def _gains(width: int, depth: int) -> np.ndarray:
+    """Returns the accepted drafts of so many nodes at each of `_RATES`."""
+    levels = min(width - 1, depth)
+    # A tree of more nodes than a chain has levels gains a little by its siblings.
+    more = (width - 1) ** 0.25 / levels**0.25
+    return np.minimum(more * np.stack([_RATES**k for k in range(1, levels + 1)]).sum(0), levels)
 
 
 @struct.dataclass
@@ -143,8 +207,8 @@ class LastTree:
 
     def chain_outcome(
         self, widths: tuple[int, ...], right: Array, depth: Array
-    ) -> tuple[Array, Array]:
-        """Returns the same of chains of first children, which every tree has."""
+    ) -> tuple[Array, Array, Array]:
+        """Returns the arguments of `ChainGains.learned`, of the chain that every tree has."""
         number = jnp.arange(self.parent.shape[1])
         same = (self.parent[..., None] == self.parent[:, None]) & (number < number[:, None])
         present = (self.parent != ABSENT).at[:, 0].set(True)
@@ -152,9 +216,8 @@ class LastTree:
         above = jax.vmap(tree.ancestor_mask)(self.parent)
         path = (first[:, None] | ~above).all(-1) & present
         taken = jnp.where(path & right, depth, 0).max(1)
-        levels = jnp.array(widths) - 1
-        # What failed early says nothing of deeper drafts that were not made: those that went on
-        # would be left out.
-        known = (self.depth[:, None] >= levels) & (self.depth > 0)[:, None]
-        accepted = jnp.minimum(taken[:, None], levels)
-        return accepted.astype(jnp.float32), known & (self.count > 0)[:, None]
+        levels = np.array(widths) - 1
+        before = np.array([0, *levels[:-1]])
+        made = ((self.depth > 0) & (self.count > 0))[:, None] & (self.depth[:, None] >= levels)
+        accepted = jnp.clip(taken[:, None] - before, 0, levels - before)
+        return accepted.astype(jnp.float32), made & (taken[:, None] >= before), made
