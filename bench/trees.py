@@ -10,7 +10,8 @@ head.  The time of a step comes from a model of costs, in passes of the target o
 
     step = 1 + nodes * --token + levels * --draft-cost
 
-A fixed form has as many nodes as it drafts, and the choice those of the pass that reads them.
+A fixed form pays for the nodes that it drafts, and the choice for all nodes of the pass that reads
+them, which may have room for more.
 With `--rate` the acceptance is imposed (`SyntheticAcceptance`): the first draft of each level is
 accepted at that rate, whatever the head says, and a rejected draft is not the next token.
 """

@@ -27,6 +27,7 @@ from specjax import (
 )
 from specjax.contract import Model
 from specjax.methods import (
+    AssistantConfig,
     Eagle3,
     Eagle3Config,
     MedusaHeads,
@@ -34,7 +35,10 @@ from specjax.methods import (
     Mtp,
     MtpConfig,
     SharedParams,
+    part_name,
 )
+from specjax.methods.gemma_assistant.network import OWNERS, Assistant
+from specjax.models import AttentionSizes
 from specjax.types import ModelOutput
 
 VOCAB = 29
@@ -80,6 +84,17 @@ EAGLE3 = Eagle3Config(
 
 MTP = MtpConfig(EAGLE3.layers)
 """The form of a random MTP layer."""
+
+ASSISTANT = AssistantConfig(
+    dataclasses.replace(
+        _LAYERS,
+        num_layers=3,
+        mixers=(*[AttentionSizes(2, 8)] * OWNERS, AttentionSizes(2, 8, shared=True)),
+    ),
+    target_size=32,
+    embedding_scale=1.0,
+)
+"""The form of a random assistant of one layer, after the two of its target that it reads."""
 
 
 def transformer(
@@ -205,6 +220,22 @@ class ToyModels:
         made = jax.jit(Mtp(MTP).init)(jax.random.key(6), pair, pair, jnp.zeros((1, 1), jnp.int32))
         own = {"network": nn.meta.unbox(made)["params"]}
         return SharedParams(own, {name: params[name] for name in ("embedding", "head")})
+
+    def mtp_layers_params(self, params: Any) -> SharedParams:
+        """Those of two MTP layers that differ."""
+        one = self.mtp_params(params)
+        first = one.own["network"]
+        second = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1), first)
+        return one.replace(own={"network": {part_name(0): first, part_name(1): second}})
+
+    def assistant_params(self, params: Any) -> SharedParams:
+        """Random parameters of `ASSISTANT`, whose table is the target's."""
+        pair, positions = jnp.zeros((1, 1, 32)), jnp.zeros((1, 1), jnp.int32)
+        memories = [(jnp.zeros((1, 2, 1, 8)),) * 2] * OWNERS
+        given = pair, pair, positions, memories, [jnp.ones((1, 1, 1), bool)] * OWNERS
+        made = jax.jit(Assistant(ASSISTANT).init)(jax.random.key(7), *given)
+        own = {"network": nn.meta.unbox(made)["params"], "table": params["embedding"]}
+        return SharedParams(own, {"embedding": params["embedding"]})
 
     def respelt(self, params: Any, tables: Translation) -> Any:
         """Parameters in which token v is called `tables.to_draft[v]`; added tokens would be

@@ -33,7 +33,6 @@ from specjax.methods import (
     PEagleSource,
     TranslatedParams,
     TranslatedSource,
-    part_name,
 )
 from specjax.proposers import (
     MEASURED,
@@ -152,11 +151,8 @@ class Toys(ToyModels):
         return MtpSource(MTP, VOCAB, taps=(2,)), self.mtp_params(self.weights())
 
     def _mtp_layers(self) -> tuple[MtpLayersSource, Any]:
-        params = self.mtp_params(self.weights())
-        first = params.own["network"]
-        second = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1), first)
-        own = {"network": {part_name(0): first, part_name(1): second}}
-        return MtpLayersSource(MTP, VOCAB, taps=(2,), num_layers=2), params.replace(own=own)
+        source = MtpLayersSource(MTP, VOCAB, taps=(2,), num_layers=2)
+        return source, self.mtp_layers_params(self.weights())
 
     def _peagle(self) -> tuple[PEagleSource, Any]:
         params = self.eagle3_params(self.weights())

@@ -90,6 +90,7 @@ other takes up to half as long again as the pass of a small model, and saves les
 
 
 _Until = tuple[np.ndarray, np.ndarray]
+"""A number of steps [], and rows [B] bool."""
 
 _Made = tuple[Verdict, ModelOutput, Array]
 """Verdicts, the output of the target, and the warped logits."""
@@ -533,8 +534,8 @@ class Decoder:
     ) -> Callable[[Params, DecodeState, int, _Until], DecodeState]:
         """Returns `run` for states and parameters of this structure and these shardings.
 
-        It also takes a number of steps and rows [B]: once one of them is done, it runs only so many
-        steps.  A call takes the host less time: the structure is not looked at again.
+        A call takes the host less time, since the structure is not looked at again.  Its last
+        argument shortens it: when one of those rows is done, it ends after so many steps in all.
         """
         one, rows = np.array(1, np.int32), np.zeros(len(state.tokens), bool)
         program = _run.bound(self, layout(state), params, state, one, (one, rows))

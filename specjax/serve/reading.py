@@ -26,8 +26,9 @@ from specjax.serve.per_row import PerRow
 from specjax.types import Block, Params
 
 _NARROWEST, _WIDE = 8, 128
-"""The tokens of the narrowest pass that takes less time than a wider one, on one CPU and elsewhere:
-an accelerator needs as long for one token as for 128, since it reads all weights for either.
+"""The tokens of the narrowest pass, on one CPU and elsewhere.  By its roofline an accelerator needs
+as long for one token as for 128, since it reads all weights for either.  On a mesh of CPU devices
+short prompts take longer in the wide pass, and fewer programs are compiled.
 """
 
 
@@ -45,7 +46,7 @@ def widths(chunk: int, cpu: bool = True) -> tuple[int, ...]:
 
     Args:
       chunk: the greatest.
-      cpu: the model is on a single CPU; else fewer widths are as fast.
+      cpu: the model is on a single CPU.
     """
     least = _NARROWEST if cpu else _WIDE
     narrower = {w for w in (chunk >> n for n in (1, 2, 3)) if w >= least}

@@ -10,10 +10,11 @@ comes until then is read first.  Rows that draft end at steps of their own.  So 
 theirs ends with a row, and so does the turn after it, which the device has been asked for already:
 it takes only the steps in which the host learns of the end.
 
-While texts are written a turn that reads takes at most two and a half times as long as one that
-does not, but always reads one chunk, so that no text waits long.  While none is, a turn reads half
-as many chunks as there are slots, or eight, and the first steps of these prompts are taken
-together.  An engine over several processes waits for each turn, since their news are compared.
+While texts are written a turn reads one chunk, and more of them as long as it takes at most two and
+a half times as long as a turn without reading, so that no text waits long.  While no text is
+written, a turn reads half as many chunks as there are slots, or eight, and the first steps of these
+prompts are taken together.  An engine over several processes waits for each turn, since their news
+are compared.
 
 With pages a pass reads chunks of several prompts.  A chunk has the width that its own prompt gives
 it, only chunks of one width are read together, and only if the device gives each of them the bits
@@ -497,8 +498,9 @@ class Scheduler:
     def _ends_apart(self, numbers: Iterable[int]) -> bool:
         """Returns whether rows of these slots end at steps of their own, so that a turn ends too.
 
-        Rows without drafts that begin together end together, and then their slots are filled
-        together, which takes fewer turns.  On an accelerator a turn may be too short for the host.
+        Rows without drafts that begin together mostly end in one turn, and are followed by others
+        together, so a turn that ends early gains nothing.  On an accelerator turns may be too short
+        for the host.
         """
         if self._device.pads:
             return False

@@ -160,17 +160,17 @@ def test_short_chains_tell_of_long_ones():
         accepted = jnp.array([[0, min(taken, 1), max(taken - 1, 0)]], jnp.float32)
         made = jnp.array([[True, True, depth == 3]])
         known = known.learned(accepted, made & jnp.array([[True, True, taken > 0]]), made)
-    found = known.tokens(CHAINS, DEPTH, jnp.float32(0.4))[0]
+    found = known.tokens(CHAINS, jnp.float32(0.4))[0]
     assert found[1] == pytest.approx(1.9, abs=0.05)
     assert known.rate(CHAINS, jnp.float32(0.4))[1] > 100
-    # Of the second segment, which was not drafted for long, a guess from the first is left.
+    # The second segment was not drafted lately, so its estimate is a guess from the first.
     guess = 1.9 + 0.9 * sum((0.9 + 0.05) ** n for n in (1, 2))
     assert found[2] == pytest.approx(guess, abs=0.15)
     deep = known.learned(*(jnp.array([[0, 1, 1.08]]), *[jnp.ones((1, 3), bool)] * 2))
     for _ in range(300):
         deep = deep.learned(jnp.array([[0, 0.9, 1.08]]), *[jnp.ones((1, 3), bool)] * 2)
     wanted = 1 + 0.9 + 0.9 * (0.6 + 0.6 * 0.8)
-    assert deep.tokens(CHAINS, DEPTH, jnp.float32(0.4))[0, 2] == pytest.approx(wanted, abs=0.03)
+    assert deep.tokens(CHAINS, jnp.float32(0.4))[0, 2] == pytest.approx(wanted, abs=0.03)
 
 
 def test_a_chain_tells_of_trees():

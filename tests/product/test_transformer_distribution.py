@@ -17,7 +17,7 @@ from distributions import (
     WRONG,
     Distributions,
 )
-from toy_models import MTP
+from toy_models import ASSISTANT, MTP
 from toys import KINDS, TRANSFORMERS, kind
 
 from specjax import (
@@ -43,7 +43,6 @@ from specjax.methods import (
     MtpSource,
     SharedParams,
     TranslatedSource,
-    part_name,
 )
 from specjax.methods.datastore import lookup
 from specjax.proposers import BestFirst, Calibrated, Chain, CostAware, CostAwareParams, StaticTree
@@ -82,16 +81,17 @@ def mtp_params():
 
 
 def mtp_layers_params():
-    """Two layers that differ."""
-    params = mtp_params()
-    first = params.own["network"]
-    second = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1), first)
-    return params.replace(own={"network": {part_name(0): first, part_name(1): second}})
+    return TRANSFORMERS.mtp_layers_params(weights())
+
+
+def assistant_params():
+    return TRANSFORMERS.assistant_params(weights())
 
 
 EAGLE3 = Eagle3Source(TRANSFORMERS.EAGLE3, VOCAB, taps=(1, 0))
 MTP_LAYER = MtpSource(MTP, VOCAB, taps=(1,))
 MTP_LAYERS = MtpLayersSource(MTP, VOCAB, taps=(1,), num_layers=2)
+ASSISTANTS = AssistantSource(ASSISTANT, VOCAB, leaves=(0, 0), taps=(1,))
 
 CASES = {
     **TOYS.CASES,
@@ -119,6 +119,9 @@ CASES = {
     "mtp layers": (Chain(MTP_LAYERS, 2), mtp_layers_params),
     "mtp layers tree": (StaticTree(MTP_LAYERS, (2, 1)), mtp_layers_params),
     "mtp layers dynamic tree": (DynamicTree(MTP_LAYERS, 2, 2, 4), mtp_layers_params),
+    "assistant": (Chain(ASSISTANTS, 2), assistant_params),
+    "assistant tree": (StaticTree(ASSISTANTS, (2, 1)), assistant_params),
+    "assistant dynamic tree": (DynamicTree(ASSISTANTS, 2, 2, 4), assistant_params),
     "dynamic tree, calibrated": (
         Calibrated(DynamicTree(TOYS.small, 2, 2, 4)),
         lambda: TOYS.drafting,
@@ -166,13 +169,8 @@ def layers(case):
 
 
 def test_every_proposer_is_sampled():
-    """Every proposer of the table and every shape over every source has a case here.
-
-    An assistant reads the keys and values of its target, so its texts are those of plain decoding
-    in `test_gemma_assistant.py`.
-    """
-    expected = {kind for kind in KINDS if AssistantSource not in kind}
-    assert {kind(proposer) for proposer, _ in CASES.values()} >= expected
+    """Every proposer of the table and every shape over every source has a case here."""
+    assert {kind(proposer) for proposer, _ in CASES.values()} >= KINDS
 
 
 def test_the_settings_are_worth_testing():

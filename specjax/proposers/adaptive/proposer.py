@@ -333,10 +333,10 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             if chains is not None and len(self.chain_widths) > 1:
                 sizes = self.chain_widths
                 chains = chains.learned(*last.chain_outcome(sizes, *right))
-                straight = chains.tokens(sizes, self.max_depth, params.prior[1])
+                straight = chains.tokens(sizes, params.prior[1])
                 straight = jnp.where(limit[:, None] > 0, straight, alone[:, : len(sizes)])
                 rate = chains.rate(sizes, params.prior[1])
-                other = last.chain & (last.depth > 0) & (last.count > 0)
+                other = last.chain & last.teaches
             trees = trees.after(*last.outcome(self.widths, *right), other)
             drafted = trees.tokens(self.widths, self.max_depth, *rate)
             drafted = jnp.where(limit[:, None] > 0, drafted, alone)

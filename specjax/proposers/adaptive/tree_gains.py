@@ -34,13 +34,8 @@ _RATES = np.linspace(0.0, 1.0, 65, dtype=np.float32)
 
 
 @struct.dataclass
-class TreeGains:
-    """Means over the last steps of a row, each for the `width` best nodes of its trees.
-
-    A tree that was drafted tells what each narrower one would have given, so that one step teaches
-    all of them.  What a wider tree gives than was drafted yet follows from the acceptance rate at
-    which a chain would give as much as the widest known one.
-    """
+class _Means:
+    """Means over the last steps of a row."""
 
     drafts: Array  # [B, W] mean accepted drafts
     seen: Array  # [B, W] steps, with decaying weights
@@ -59,6 +54,28 @@ class TreeGains:
         mean = (drafts * seen).sum(0) / np.maximum(seen.sum(0), 1e-9)
         return np.stack([mean, np.minimum(seen.mean(0), _CARRIED)], axis=1).astype(np.float32)
 
+    def _expected(self, index: int, guess: Array) -> Array:
+        """Returns [B], the mean at an index, where a guess [B] counts as a few steps."""
+        seen, known = self.seen[:, index], self.drafts[:, index]
+        return (known * seen + guess * _DOUBT) / (seen + _DOUBT)
+
+    def _with(self, accepted: Array, known: Array, old: Array) -> Self:
+        """Returns the means with what is known; `old` [B, W] are the steps of the others."""
+        kept = 1 - 1 / _WINDOW
+        seen = jnp.where(known, self.seen * kept + 1, old)
+        step = (accepted - self.drafts) / jnp.maximum(seen, 1.0)
+        return type(self)(self.drafts + jnp.where(known, step, 0.0), seen)
+
+
+@struct.dataclass
+class TreeGains(_Means):
+    """The accepted drafts of the `width` best nodes of a row's trees, for each width.
+
+    A tree that was drafted tells what each narrower one would have given, so that one step teaches
+    all of them.  What a wider tree gives than was drafted yet follows from the acceptance rate at
+    which a chain would give as much as the widest known one.
+    """
+
     def tokens(
         self, widths: tuple[int, ...], depth: int, rate: Array, shown: Array | None = None
     ) -> Array:
@@ -75,12 +92,10 @@ class TreeGains:
         found = [jnp.zeros_like(rate)]
         for index, width in enumerate(widths[1:], start=1):
             table = _gains(width, depth)
-            hope = jnp.maximum(_HOPE - rate, 0.0) * _OPEN / (shown + _OPEN)
-            guess = jnp.interp(rate + jnp.maximum(hope, _LEAST_HOPE), _RATES, table)
-            seen, known = self.seen[:, index], self.drafts[:, index]
-            mean = (known * seen + guess * _DOUBT) / (seen + _DOUBT)
+            mean = self._expected(index, jnp.interp(_hoped(rate, shown), _RATES, table))
             found.append(jnp.maximum(mean, found[-1]))
-            rate, shown = jnp.interp(found[-1], table, _RATES), jnp.maximum(shown, seen)
+            rate = jnp.interp(found[-1], table, _RATES)
+            shown = jnp.maximum(shown, self.seen[:, index])
         return 1 + jnp.stack(found, axis=1)
 
     def after(self, accepted: Array, known: Array, chain: Array | None = None) -> Self:
@@ -96,26 +111,23 @@ class TreeGains:
             fades = jnp.where(chain, _FADES_BESIDE, fades)
         return self._with(accepted, known, self.seen * fades[:, None])
 
-    def _with(self, accepted: Array, known: Array, old: Array) -> Self:
-        """Returns the means with what is known; `old` [B, W] are the steps of the others."""
-        kept = 1 - 1 / _WINDOW
-        seen = jnp.where(known, self.seen * kept + 1, old)
-        step = (accepted - self.drafts) / jnp.maximum(seen, 1.0)
-        return type(self)(self.drafts + jnp.where(known, step, 0.0), seen)
-
 
 @struct.dataclass
-class ChainGains(TreeGains):
-    """The same for chains, each of whose widths adds a few drafts to the one before: a *segment*.
+class ChainGains(_Means):
+    """The accepted drafts of a row's chains by *segment*: the drafts that a width adds to the last.
 
-    `drafts` has the accepted drafts of a segment after all drafts before it were accepted, and
-    `seen` the steps that reached it.  So a short chain tells of the first drafts of a long one.
+    `seen` are the steps in which all drafts before the segment were accepted, and `drafts` is the
+    mean in these steps.  So a short chain tells of the first drafts of a long one.
     """
 
-    def tokens(
-        self, widths: tuple[int, ...], depth: int, rate: Array, shown: Array | None = None
-    ) -> Array:
-        return 1 + jnp.stack(self._drafts(widths, rate, hopeful=True), axis=1)
+    def tokens(self, widths: tuple[int, ...], prior: Array) -> Array:
+        """Returns [B, W]: the expected tokens of a step, the target's own included.
+
+        Args:
+          widths: numbers of nodes, ascending from 1.
+          prior: [] the acceptance rate before anything is known.
+        """
+        return 1 + jnp.stack(self._drafts(widths, prior, hopeful=True), axis=1)
 
     def rate(self, widths: tuple[int, ...], prior: Array) -> tuple[Array, Array]:
         """Returns [B] the acceptance rate of the longest chain, and [B] the steps that tell it."""
@@ -139,22 +151,27 @@ class ChainGains(TreeGains):
         rate = jnp.broadcast_to(prior, self.seen.shape[:1])
         reached, shown, found = jnp.ones_like(rate), jnp.zeros_like(rate), [jnp.zeros_like(rate)]
         for index, (before, width) in enumerate(itertools.pairwise(widths), start=1):
-            seen, known, more = self.seen[:, index], self.drafts[:, index], width - before
+            more = width - before
             table = _gains(more + 1, more)
-            hope = jnp.maximum(_HOPE - rate, 0.0) * _OPEN / (shown + _OPEN)
-            guess = rate + jnp.maximum(hope, _LEAST_HOPE) if hopeful else rate
-            guess = jnp.interp(guess, _RATES, table)
-            mean = (known * seen + guess * _DOUBT) / (seen + _DOUBT)
+            guess = _hoped(rate, shown) if hopeful else rate
+            mean = self._expected(index, jnp.interp(guess, _RATES, table))
             found.append(found[-1] + reached * mean)
-            rate, shown = jnp.interp(mean, table, _RATES), jnp.maximum(shown, seen)
+            rate = jnp.interp(mean, table, _RATES)
+            shown = jnp.maximum(shown, self.seen[:, index])
             reached = reached * rate**more
         return found
+
+
+def _hoped(rate: Array, shown: Array) -> Array:
+    """Returns [B] a guess above a rate [B] that was seen in `shown` [B] steps."""
+    hope = jnp.maximum(_HOPE - rate, 0.0) * _OPEN / (shown + _OPEN)
+    return rate + jnp.maximum(hope, _LEAST_HOPE)
 
 
 def _gains(width: int, depth: int) -> np.ndarray:
     """Returns the accepted drafts of so many nodes at each of `_RATES`."""
     levels = min(width - 1, depth)
-    # A tree of more nodes than a chain has levels gains a little by its siblings.
+    # A tree with more nodes than levels gains a little by its siblings.
     more = (width - 1) ** 0.25 / levels**0.25
     return np.minimum(more * np.stack([_RATES**k for k in range(1, levels + 1)]).sum(0), levels)
 
@@ -186,6 +203,11 @@ class LastTree:
         """Returns this tree as if nothing had been drafted: nothing is learned from it."""
         return dataclasses.replace(self, depth=jnp.zeros_like(self.depth))
 
+    @property
+    def teaches(self) -> Array:
+        """[B] bool: something was drafted, and a step has judged it."""
+        return (self.depth > 0) & (self.count > 0)
+
     def right(self, pending: Array) -> tuple[Array, Array]:
         """Returns [B, N] bool, the nodes that the text went through, and the depth of each node.
 
@@ -200,10 +222,9 @@ class LastTree:
         accepted = jnp.where(right[..., None] & inside, depth[..., None], 0).max(1)
         deepest = self.text.shape[1] - 1
         levels = np.minimum(sizes - 1, deepest)
-        known = (self.depth[:, None] >= levels) & (self.depth > 0)[:, None]
         # Of a chain nobody knows what its siblings would have given.
-        known &= ~self.chain[:, None]
-        return accepted.astype(jnp.float32), known & (self.count > 0)[:, None]
+        learns = self.teaches & ~self.chain
+        return accepted.astype(jnp.float32), learns[:, None] & (self.depth[:, None] >= levels)
 
     def chain_outcome(
         self, widths: tuple[int, ...], right: Array, depth: Array
@@ -218,6 +239,6 @@ class LastTree:
         taken = jnp.where(path & right, depth, 0).max(1)
         levels = np.array(widths) - 1
         before = np.array([0, *levels[:-1]])
-        made = ((self.depth > 0) & (self.count > 0))[:, None] & (self.depth[:, None] >= levels)
+        made = self.teaches[:, None] & (self.depth[:, None] >= levels)
         accepted = jnp.clip(taken[:, None] - before, 0, levels - before)
         return accepted.astype(jnp.float32), made & (taken[:, None] >= before), made
