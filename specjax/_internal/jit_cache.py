@@ -163,7 +163,7 @@ class _Entry:
     def __init__(self, bound: Callable[..., Any], donated: tuple[int, ...]) -> None:
         self._bound, self._donated = bound, donated
         self.plain = jax.jit(bound, donate_argnums=donated)  # inside of traced functions too
-        self._quick: jax.stages.Wrapped | None = None
+        self._quick: dict[str, jax.stages.Wrapped] = {}  # each for an option of XLA's
         self.kept: list[Callable[..., Any]] = []  # those that are kept between processes
         self.keeps = kept_programs.keeps()  # False also for a structure that has no key
 
@@ -176,16 +176,17 @@ class _Entry:
         # A traced function may call this with arrays that it only closes over.
         if isinstance(jax.device_put(on_device(_ZERO)), Tracer):
             return self.plain
-        if self._quick is None:
-            self._quick = jax.jit(
+        (option,) = options
+        if option not in self._quick:
+            self._quick[option] = jax.jit(
                 self._bound, donate_argnums=self._donated, compiler_options=options
             )
-        return self._quick
+        return self._quick[option]
 
     @property
-    def jitted(self) -> jax.stages.Wrapped:
-        """The jitted function that the calls of this structure have, as far as there were any."""
-        return self.plain if self._quick is None else self._quick
+    def jitted(self) -> list[jax.stages.Wrapped]:
+        """The jitted functions that the calls of this structure have, as far as there were any."""
+        return list(self._quick.values()) or [self.plain]
 
     def run(self, function: Callable[..., Any], fixed: tuple[object, ...], rest: Any) -> Any:
         """Runs a program that is kept between processes, if there can be one."""
@@ -271,8 +272,8 @@ class Programs(Generic[_InputsT, _OutputT]):
         return self._of(arguments).plain.lower(*arguments[self._static :])
 
     def jitted(self) -> list[jax.stages.Wrapped]:
-        """Returns the jitted functions that are kept, each for one structure."""
-        return [entry.jitted for entry in self._recent.values()]
+        """Returns the jitted functions that are kept."""
+        return [each for entry in self._recent.values() for each in entry.jitted]
 
     def _of(self, arguments: tuple[object, ...]) -> _Entry:
         return self._entry(arguments[: self._static], self._shape(*arguments[self._static :]))

@@ -52,7 +52,7 @@ def stage(
     start: Array,
     sharding: NamedSharding | None = None,
     spare: bool = False,
-    words: bool = False,
+    by_kernel: bool = False,
 ) -> Array:
     """Writes `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
 
@@ -61,7 +61,7 @@ def stage(
 
     Args:
       spare: slot start[b] + N exists too, and may be overwritten.
-      words: write 16-bit numbers of a single row as integers on a CPU, like those of several rows.
+      by_kernel: a kernel writes 16-bit numbers on a CPU, where there is one.
     """
     new = stored(new, buffer.dtype)
     by_slices = sharding is None and len(buffer) <= _UNROLLED_ROWS
@@ -71,21 +71,24 @@ def stage(
     on_gpus = by_rows if len(buffer) > 1 else write
     padded = spare and new.shape[2] == 1
     halves = buffer.dtype in (jnp.bfloat16, jnp.float16)
-    as_words = by_slices and halves and (words or len(buffer) > 1)
-    if not padded and not as_words:
+    # XLA:CPU converts a bfloat16 buffer to float32 and back around each update of it.  As integers
+    # it copies the buffer.  A kernel writes it in place.
+    by_kernel = by_kernel and sharding is None and halves and kernels.writes_slots(buffer)
+    as_words = by_slices and halves and len(buffer) > 1
+    if not padded and not as_words and not by_kernel:
         if on_gpus is write:
             return write(buffer, new, start)
         return on_gpu(on_gpus, write, buffer, new, start)
 
     def cpu(buffer: Array, new: Array, start: Array) -> Array:
+        if by_kernel:
+            return kernels.write_slots(buffer, new, start)
         if padded:
             # For N = 1 XLA:CPU copies the whole buffer twice, for attention and for the next step.
             # Padding to two tokens avoids it.
             new = jnp.pad(new, ((0, 0), (0, 0), (0, 1), (0, 0)))
         if not as_words:
             return write(buffer, new, start)
-        # XLA:CPU converts a bfloat16 buffer to float32 and back around each update; it leaves
-        # integers as they are.
         words, new_words = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new))
         return jax.lax.bitcast_convert_type(write(words, new_words, start), buffer.dtype)
 
@@ -235,9 +238,9 @@ class KVCache(Cache):
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Stages new keys and values [B, K, N, D] of a single layer; returns all, [B, K, S, D]."""
         (old_keys,), (old_values,) = self.keys, self.values
-        words = self.by_kernel and keys.shape[2] <= kernels.MOST_TOKENS
+        few = self.by_kernel and keys.shape[2] <= kernels.MOST_TOKENS
         put = functools.partial(
-            stage, start=self.length, sharding=self.sharding, spare=True, words=words
+            stage, start=self.length, sharding=self.sharding, spare=True, by_kernel=few
         )
         return put(old_keys, keys), put(old_values, values)
 

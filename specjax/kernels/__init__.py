@@ -40,7 +40,9 @@ if TYPE_CHECKING:
         few_queries_of_pages,
         takes_pages,
         write_pages,
+        write_slots,
         writes_pages,
+        writes_slots,
     )
     from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
     from specjax.kernels.randomness import random_bits, takes_random_bits
@@ -96,6 +98,8 @@ __all__ = [
     "whole_layers",
     "write_pages",
     "write_pages_on_tpu",
+    "write_slots",
     "writes_pages",
     "writes_pages_on_tpu",
+    "writes_slots",
 ]

@@ -30,7 +30,7 @@ from specjax.kernels.rounded_rows import RoundedRows
 from specjax.kernels.sharing import Work, handler
 from specjax.kernels.threefry import RandomBits
 from specjax.kernels.tiles import Tiles
-from specjax.kernels.writing import Writing
+from specjax.kernels.writing import SlotsWriting, Writing
 
 _lock = threading.Lock()
 
@@ -72,6 +72,13 @@ def writing(dtype: str, page: int) -> str:
     """Returns the name as `product`, for writing tokens into pages of this dtype."""
     work = Writing(dtype, page)
     return _registered(f"specjax_writing_{dtype}_{page}", work, "writing", dtype, page)
+
+
+def writing_slots(dtype: str) -> str:
+    """Returns the name as `product`, for writing tokens into slots of this dtype."""
+    return _registered(
+        f"specjax_writing_slots_{dtype}", SlotsWriting(dtype), "writing_slots", dtype
+    )
 
 
 def rounded_rows(dtype: str) -> str:

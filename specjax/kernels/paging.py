@@ -1,4 +1,4 @@
-"""Attention of few tokens over pages on a CPU, and the writing of pages."""
+"""Attention of few tokens over pages on a CPU, and the writing of pages and slots."""
 
 from __future__ import annotations
 
@@ -70,6 +70,28 @@ def write_pages(pages: Array, new: Array, table: Array, start: Array) -> Array:
     shape = jax.ShapeDtypeStruct(pages.shape, pages.dtype)
     call = jax.ffi.ffi_call(target, shape, input_output_aliases={3: 0})
     return call(new, table, start, pages)
+
+
+def writes_slots(slots: Array) -> bool:
+    """Returns whether `write_slots` writes slots of this dtype."""
+    name = slots.dtype.name
+    return name in _WRITTEN and available.made("writing_slots", name) is not None
+
+
+def write_slots(slots: Array, new: Array, start: Array) -> Array:
+    """Writes the tokens `new` [B, K, N, D] into slots [B, K, S, D], in a program for one CPU.
+
+    Args:
+      slots: of which those from start[b] are written.
+      new: of the dtype of the slots.
+      start: [B] int32, the slot of the row's first new token.
+    """
+    target = available.made("writing_slots", slots.dtype.name)
+    if target is None:
+        raise ValueError(f"no kernel for {slots.dtype.name} on this CPU; ask `writes_slots` first")
+    shape = jax.ShapeDtypeStruct(slots.shape, slots.dtype)
+    call = jax.ffi.ffi_call(target, shape, input_output_aliases={2: 0}, vmap_method="sequential")
+    return call(new, start.astype(jnp.int32), slots)
 
 
 def _attention(pages: Array, softcap: float | None) -> str | None:

@@ -1,14 +1,25 @@
-"""`stream`: the product of one or two rows with a matrix whose columns lie side by side."""
+"""`stream`: the product of few rows with a matrix whose columns lie side by side."""
 
 from __future__ import annotations
+
+import itertools
 
 from llvmlite import ir
 
 from specjax.kernels.emitting import FLOAT, Emitter, Value, word
 from specjax.kernels.forms import Machine, Operands
 
-FEW = 2
+FEW = 6
 """The most rows for which reading the matrix takes longer than multiplying."""
+
+_AT_ONCE = 2
+"""The rows of x whose sums pass together; more of them take longer to compile and are no faster."""
+
+_AHEAD = 8
+"""The rows of the matrix after which a prefetched one is read."""
+
+_LINE = 16
+"""The float32 numbers in a cache line."""
 
 
 def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
@@ -16,6 +27,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
 
     Memory is fastest when neighbouring columns are read one after the other.  So all columns of a
     few rows of the matrix pass at once, and the sums are read and written again each time.
+    Meanwhile the next rows are prefetched, and further rows of x find these in a cache.
     """
     b, lanes = emit.b, machine.lanes
     # Short vectors pass by cache lines, two at once, or the loop would take longer than memory.
@@ -41,6 +53,10 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
             if step > 1:
                 by = [[emit.splat(factor, step) for factor in row] for row in factors]
             with emit.loop(begin, stop, step) as (j, _, _):
+                if step > 1:
+                    later = b.add(j, b.mul(of.stride, word(_AHEAD)))
+                    for row, line in itertools.product(weights, range(0, step, _LINE)):
+                        emit.prefetch(b.gep(row, [b.add(later, word(line))]))
                 totals = [emit.read(place, j, kind, 4) for place in sums]
                 for i in range(deep):
                     weight = emit.weights(weights[i], j, None if step == 1 else step)
@@ -52,7 +68,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
                     emit.write(total, place, j, 4)
             begin = stop
 
-    whole, groups = emit.whole(of.inner, depth), emit.groups(of.rows, FEW)
+    whole, groups = emit.whole(of.inner, depth), emit.groups(of.rows, _AT_ONCE)
     for low, high, step in ((word(0), whole, depth), (whole, of.inner, 1)):
         with emit.loop(low, high, step) as (k, _, _):
             for group in groups:

@@ -349,7 +349,7 @@ class _Part(Beside):
             for j, total in enumerate(now):
                 for at in range(0, size, 64):
                     one = b.add(base, b.add(b.mul(stride, word(j)), word(at)))
-                    emit.prefetch(b.gep(self.codes, [one]))
+                    emit.prefetch(b.gep(self.codes, [one]), level=1)
                 product = b.sitofp(emit.read(products, word(16 * j), _WORDS, 4), _VECTOR)
                 one = b.add(place, word(j))
                 if self.corrects:

@@ -1,4 +1,4 @@
-"""Writes the keys or values of new tokens into the pages of their rows, in place."""
+"""Writes the keys or values of new tokens into the pages or the slots of their rows, in place."""
 
 from __future__ import annotations
 
@@ -67,8 +67,62 @@ class Writing:
                     pair = b.add(b.mul(number, heads), head)
                     within = b.srem(slot, word(self.page))
                     target = b.mul(b.add(b.mul(pair, word(self.page)), within), dim)
-                    with emit.loop(word(0), dim, 1) as (i, _, _):
-                        value = emit.read(new, b.add(source, i), kind, size)
-                        emit.write(value, pages, b.add(target, i), size)
+                    _copy(emit, size, dim, (new, source), (pages, target))
         b.ret_void()
         return function
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotsWriting:
+    """The same for the slots of a cache: a part is one row of the batch.
+
+    Its buffers are the new tokens [B, K, N, dim], the first slot [B] of them, the slots
+    [B, K, S, dim], and the result, which is in their memory.  Tokens behind the slots are dropped.
+    """
+
+    dtype: str
+
+    buffers = 4
+    sizes = ((0, 0), (0, 1), (0, 2), (0, 3), (2, 2))  # B, K, N, dim, S
+
+    @property
+    def name(self) -> str:
+        return f"writing_slots_{self.dtype}"
+
+    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
+        batch, heads, width, dim, _ = sizes
+        return emit.b.mul(emit.b.mul(batch, heads), emit.b.mul(width, dim))
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        return sizes[0]
+
+    def function(self, module: ir.Module) -> ir.Function:
+        kind, size = KINDS[self.dtype]
+        places = [each.as_pointer() for each in (kind, INT32, kind, kind)]
+        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 7])
+        function = ir.Function(module, signature, f"{self.name}_part")
+        function.linkage = "internal"
+        emit = Emitter(function)
+        b = emit.b
+        new, start, _, cache, row, _, _, heads, width, dim, slots = function.args
+        first = b.sext(emit.read(start, row, INT32, 4), WORD)
+        room = b.sub(slots, first)
+        some = emit.least(width, room)
+        with emit.loop(word(0), heads, 1) as (head, _, _):
+            pair = b.add(b.mul(row, heads), head)
+            with emit.loop(word(0), some, 1) as (token, _, _):
+                source = b.mul(b.add(b.mul(pair, width), token), dim)
+                slot = b.add(b.mul(pair, slots), b.add(first, token))
+                _copy(emit, size, dim, (new, source), (cache, b.mul(slot, dim)))
+        b.ret_void()
+        return function
+
+
+def _copy(
+    emit: Emitter, size: int, dim: Value, of: tuple[Value, Value], to: tuple[Value, Value]
+) -> None:
+    """Copies `dim` numbers of `size` bytes; both places are an array and an index."""
+    kind = of[0].type.pointee
+    with emit.loop(word(0), dim, 1) as (i, _, _):
+        value = emit.read(of[0], emit.b.add(of[1], i), kind, size)
+        emit.write(value, to[0], emit.b.add(to[1], i), size)

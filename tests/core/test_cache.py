@@ -12,7 +12,7 @@ from toys import TRANSFORMERS as toys
 
 from specjax import tree
 from specjax.caches.kv import KVCache, stage, visible_slots
-from specjax.kernels import MOST_TOKENS
+from specjax.kernels import MOST_TOKENS, usable
 
 CAPACITY = 24
 PARENTS = np.array(
@@ -227,32 +227,71 @@ def test_an_empty_cache_holds_zeros():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize(("rows", "words"), [(1, False), (1, True), (2, False), (17, False)])
-def test_what_writes_the_slots(dtype, rows, words):
+@pytest.mark.parametrize(
+    ("rows", "by_kernel"), [(1, False), (1, True), (2, False), (2, True), (17, False)]
+)
+def test_what_writes_the_slots(dtype, rows, by_kernel):
     """A few rows are written by slices, in place; 16-bit numbers of several rows as integers, which
-    XLA on a CPU does not convert; a single token beside a spare slot as two."""
+    XLA on a CPU does not convert, or by a kernel; a single token beside a spare slot as two."""
     buffer, start = jnp.zeros((rows, 1, 4, 2), dtype), jnp.zeros(rows, jnp.int32)
     for width, spare in ((1, True), (1, False), (2, True)):
         new = jnp.ones((rows, 1, width, 2), dtype)
-        traced = jax.jit(functools.partial(stage, spare=spare, words=words)).trace(
+        traced = jax.jit(functools.partial(stage, spare=spare, by_kernel=by_kernel)).trace(
             buffer, new, start
         )
         text = traced.lower().as_text()
+        halves = dtype != jnp.float32
+        kernel = by_kernel and halves and usable()
+        assert ("specjax_writing_slots" in text) == kernel
         assert ("scatter" in text) == (rows > 16)
-        assert ("dynamic_update_slice" in text) == (rows <= 16)
-        halves = dtype != jnp.float32 and rows <= 16 and (words or rows > 1)
-        assert ("ui16" in text) == halves
-        assert ("stablehlo.pad" in text) == (spare and width == 1)
+        assert ("dynamic_update_slice" in text) == (rows <= 16 and not kernel)
+        assert ("ui16" in text) == (halves and 1 < rows <= 16 and not kernel)
+        assert ("stablehlo.pad" in text) == (spare and width == 1 and not kernel)
         # A GPU would launch a kernel for the slice of each row; a scatter is one for all rows.
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         assert ("scatter" in text) == (rows > 1)
-        assert "ui16" not in text and "stablehlo.pad" not in text
+        assert "ui16" not in text and "stablehlo.pad" not in text and "writing" not in text
 
 
-def test_a_kernel_reads_words():
-    """Only a cache that a kernel reads is written as integers for one row, a few tokens at once."""
+@pytest.mark.skipif(not usable(), reason="there are no kernels for this processor")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 5), (3, 1), (3, 8)])
+def test_a_kernel_writes_as_slices_do(dtype, rows, width):
+    """Every slot has the bits that a slice update gives it, and a loop that donates its buffer
+    copies none."""
+    keys = jax.random.split(jax.random.key(rows * width), 2)
+    buffer = jax.random.normal(keys[0], (rows, 2, 40, 3)).astype(dtype)
+    new = jax.random.normal(keys[1], (rows, 2, width, 3)).astype(dtype)
+    start = jnp.arange(rows, dtype=jnp.int32) * 7 + 2
+
+    def twice(by_kernel, buffer):
+        def turn(i, held):
+            return stage(held, new * (i + 1).astype(dtype), start + i * width, by_kernel=by_kernel)
+
+        return jax.lax.fori_loop(0, 2, turn, buffer)
+
+    wanted = jax.jit(functools.partial(twice, False))(buffer)
+    run = jax.jit(functools.partial(twice, True), donate_argnums=0)
+    np.testing.assert_array_equal(run(buffer + 0), wanted)
+    text = run.lower(buffer).compile().as_text()
+    shape = f" = {'bf16' if dtype == jnp.bfloat16 else 'f16'}[{rows},2,40,3]"
+    made = [line for line in text.splitlines() if shape in line]
+    assert made and not any(" fusion(" in line or " copy(" in line for line in made)
+
+
+@pytest.mark.skipif(not usable(), reason="there are no kernels for this processor")
+def test_a_kernel_drops_tokens_behind_the_slots():
+    """What does not fit is not written elsewhere."""
+    buffer, new = jnp.zeros((2, 1, 4, 2), jnp.bfloat16), jnp.ones((2, 1, 3, 2), jnp.bfloat16)
+    written = jax.jit(functools.partial(stage, by_kernel=True))(buffer, new, jnp.array([0, 2]))
+    np.testing.assert_array_equal(written[:, 0, :, 0], [[1, 1, 1, 0], [0, 0, 1, 1]])
+
+
+def test_a_kernel_writes_few_tokens():
+    """Only a cache that a kernel reads is written by one, a few tokens at once."""
     cache = KVCache.zeros(1, 1, 1, 4 * MOST_TOKENS, 2, jnp.bfloat16).layer(0)
     for by_kernel, width in ((True, 2), (True, 2 * MOST_TOKENS), (False, 2)):
         new = jnp.ones((1, 1, width, 2), jnp.bfloat16)
         made = jax.make_jaxpr(dataclasses.replace(cache, by_kernel=by_kernel).stage)(new, new)
-        assert ("u16" in str(made)) == (by_kernel and width <= MOST_TOKENS)
+        few = by_kernel and width <= MOST_TOKENS and usable()
+        assert ("specjax_writing_slots" in str(made)) == few

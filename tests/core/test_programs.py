@@ -53,7 +53,7 @@ def test_the_programs_used_last_are_kept():
         assert _scale._of((-1.0, xs[0])) is often
     assert len(_scale.jitted()) == 8
     assert living() - before == 7  # beside the one that was there before
-    assert often.jitted._cache_size() == 1 and _scale.__doc__ == "Multiplies."
+    assert [each._cache_size() for each in often.jitted] == [1] and _scale.__doc__ == "Multiplies."
     del often
     clear_programs()
     assert _scale.jitted() == [] and living() < before
@@ -146,16 +146,18 @@ def _without_flags(monkeypatch):
 
 
 def test_programs_in_float32_are_written_the_quick_way(_without_flags, monkeypatch):
-    """XLA gets the option for float32 alone, and not where a trace has no place for it."""
+    """XLA gets the option for float32 alone, another one for arrays on several devices, and none
+    where a trace has no place for it."""
     wide, narrow = np.ones(5, np.float32), jnp.ones(5, jnp.bfloat16)
     asked = quick_code.options((wide, np.ones(5, np.int8), None))
     assert asked is not None and list(asked.values()) == [False]
     assert quick_code.options((wide, narrow)) is None
     devices = types.SimpleNamespace(device_set={0, 1})
     assert quick_code.options((jnp.asarray(wide), jax.random.key(0), 1.5)) == asked
-    assert quick_code.options((jnp.asarray(wide), _Spread(wide.dtype, devices))) is None
+    spread = quick_code.options((jnp.asarray(wide), _Spread(wide.dtype, devices)))
+    assert spread == {"xla_backend_optimization_level": 1}
     # XLA knows no such option, so an error shows that a program was compiled with it.
-    monkeypatch.setattr(quick_code, "_known", lambda: {"xla_no_such_option": False})
+    monkeypatch.setattr(quick_code, "_known", lambda *_: {"xla_no_such_option": False})
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         _scale(11.0, wide)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
@@ -170,10 +172,10 @@ def test_programs_in_float32_are_written_the_quick_way(_without_flags, monkeypat
 def test_an_option_that_xla_or_the_user_refuses_is_left_out(_without_flags, monkeypatch):
     """A later XLA may not know it, and `XLA_FLAGS` may set it."""
     wide = np.ones(5, np.float32)
-    monkeypatch.setenv("XLA_FLAGS", f"--{quick_code._OPTION}=true")
+    monkeypatch.setenv("XLA_FLAGS", f"--{quick_code._QUICK[0]}=true")
     assert quick_code.options(wide) is None
     quick_code._known.cache_clear()
     monkeypatch.delenv("XLA_FLAGS")
-    monkeypatch.setattr(quick_code, "_OPTION", "xla_no_such_option")
+    monkeypatch.setattr(quick_code, "_QUICK", ("xla_no_such_option", False))
     assert quick_code.options(wide) is None
     assert (np.asarray(_scale(12.0, wide)) == 12).all()
