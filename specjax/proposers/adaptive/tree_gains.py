@@ -22,7 +22,12 @@ _FADES, _FADES_BESIDE = 1 - 1 / 48, 1 - 1 / 96
 number, and one that teaches only chains the second.  So a wide tree that was once unlucky is tried
 again.
 """
-_CARRIED = 48.0  # the most steps that earlier texts count
+_CARRIED = 48.0  # the most steps that earlier texts count in a new one
+_REMEMBERED, _MOST = 7 / 8, 256.0
+"""A text leaves this share of the steps that were known of earlier ones, and at most `_MOST` steps
+are known of all.  Acceptance is noise: 50 steps tell the tokens of a step to about a tenth, and
+options often differ by less.
+"""
 _DOUBT = 2.0  # steps that the estimate from narrower trees counts
 _HOPE, _LEAST_HOPE, _OPEN = 0.75, 0.05, 8.0
 """The least acceptance rate that is guessed before anything is known.  One step with many nodes
@@ -46,13 +51,17 @@ class _Means:
         if known is None:
             known = jnp.zeros((len(widths), 2), jnp.float32)
         drafts, seen = (jnp.broadcast_to(each, (rows, len(widths))) for each in known.T)
-        return cls(drafts, seen)
+        return cls(drafts, jnp.minimum(seen, _CARRIED))
 
-    def known(self) -> np.ndarray:
-        """Returns [W, 2], on the host: the means over all rows, and the steps that they count."""
+    def known(self, before: np.ndarray | None = None) -> np.ndarray:
+        """Returns [W, 2], on the host: the means over all rows, and the steps that they count.
+
+        `before` [W, 2] is what the rows began with, from `known` of others; None: nothing.
+        """
         drafts, seen = np.asarray(self.drafts), np.asarray(self.seen)
         mean = (drafts * seen).sum(0) / np.maximum(seen.sum(0), 1e-9)
-        return np.stack([mean, np.minimum(seen.mean(0), _CARRIED)], axis=1).astype(np.float32)
+        text = np.stack([mean, seen.mean(0)], axis=1).astype(np.float32)
+        return text if before is None else _with_text(before, text)
 
     def _expected(self, index: int, guess: Array) -> Array:
         """Returns [B], the mean at an index, where a guess [B] counts as a few steps."""
@@ -92,9 +101,10 @@ class TreeGains(_Means):
         found = [jnp.zeros_like(rate)]
         for index, width in enumerate(widths[1:], start=1):
             table = _gains(width, depth)
-            mean = self._expected(index, jnp.interp(_hoped(rate, shown), _RATES, table))
-            found.append(jnp.maximum(mean, found[-1]))
-            rate = jnp.interp(found[-1], table, _RATES)
+            guess, hope = (jnp.interp(r, _RATES, table) for r in (rate, _hoped(rate, shown)))
+            found.append(jnp.maximum(self._expected(index, hope), found[-1]))
+            # Without the hope, which would add up over the widths of which nothing is known.
+            rate = jnp.interp(self._expected(index, guess), table, _RATES)
             shown = jnp.maximum(shown, self.seen[:, index])
         return 1 + jnp.stack(found, axis=1)
 
@@ -160,6 +170,18 @@ class ChainGains(_Means):
             shown = jnp.maximum(shown, self.seen[:, index])
             reached = reached * rate**more
         return found
+
+
+def _with_text(before: np.ndarray, text: np.ndarray) -> np.ndarray:
+    """Returns [W, 2]: what was known `before` [W, 2], and of a `text` [W, 2] that began with it.
+
+    What a text did not draft it knows from before, and so it changes no mean.
+    """
+    more = np.maximum(text[:, 1] - np.minimum(before[:, 1], _CARRIED), 0.0)
+    steps = np.minimum(before[:, 1] * _REMEMBERED + more, _MOST)
+    share = np.minimum(text[:, 1] / np.maximum(steps, 1e-9), 1.0)
+    mean = before[:, 0] + (text[:, 0] - before[:, 0]) * share
+    return np.stack([mean, steps], axis=1).astype(np.float32)
 
 
 def _hoped(rate: Array, shown: Array) -> Array:
