@@ -139,7 +139,9 @@ def test_the_mean_over_texts_is_steadier_than_that_of_one():
     of_one = np.sqrt(0.6 * 0.4 / 30)
     assert np.std(begun[50:]) < 0.4 * of_one and np.mean(begun) == pytest.approx(0.6, abs=0.03)
     assert unknown[3] > 8 and unknown[-1] < 1 and (np.diff(unknown) <= 0).all()
-    assert known[1, 1] > 128 and float(TreeGains.start(1, WIDTHS, known).seen[0, 1]) == 48
+    assert (
+        known[1, 1] > 128 and float(TreeGains.start(1, WIDTHS, jnp.asarray(known)).seen[0, 1]) == 48
+    )
 
 
 @pytest.mark.parametrize(
