@@ -35,6 +35,11 @@ teaches all numbers of them, and few nodes teach little of many, so guesses err 
 half as much after `_OPEN` steps of fewer nodes, and by `_LEAST_HOPE` in the end.  What they may
 cost is bounded by `Policy.most_debt`.
 """
+_BESIDE = 0.98
+"""The share of its drafts that a chain counts beside trees.  A step with a tree tells what its
+chain would have given, and a step with a chain tells nothing of trees: where both promise as much,
+chains would hide that trees give more.
+"""
 _RATES = np.linspace(0.0, 1.0, 65, dtype=np.float32)
 
 
@@ -101,10 +106,9 @@ class TreeGains(_Means):
         found = [jnp.zeros_like(rate)]
         for index, width in enumerate(widths[1:], start=1):
             table = _gains(width, depth)
-            guess, hope = (jnp.interp(r, _RATES, table) for r in (rate, _hoped(rate, shown)))
-            found.append(jnp.maximum(self._expected(index, hope), found[-1]))
-            # Without the hope, which would add up over the widths of which nothing is known.
-            rate = jnp.interp(self._expected(index, guess), table, _RATES)
+            mean = self._expected(index, jnp.interp(_hoped(rate, shown), _RATES, table))
+            found.append(jnp.maximum(mean, found[-1]))
+            rate = jnp.interp(found[-1], table, _RATES)
             shown = jnp.maximum(shown, self.seen[:, index])
         return 1 + jnp.stack(found, axis=1)
 
@@ -138,6 +142,10 @@ class ChainGains(_Means):
           prior: [] the acceptance rate before anything is known.
         """
         return 1 + jnp.stack(self._drafts(widths, prior, hopeful=True), axis=1)
+
+    def beside_trees(self, widths: tuple[int, ...], prior: Array) -> Array:
+        """Returns [B, W]: the `tokens` with which a chain is chosen where trees are options too."""
+        return 1 + (self.tokens(widths, prior) - 1) * _BESIDE
 
     def rate(self, widths: tuple[int, ...], prior: Array) -> tuple[Array, Array]:
         """Returns [B] the acceptance rate of the longest chain, and [B] the steps that tell it."""
