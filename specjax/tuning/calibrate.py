@@ -89,9 +89,7 @@ class Learned:
         """Takes the acceptance rates of a finished text into `prior`, and what its trees gave."""
         own: AdaptiveState = state.proposer
         if own.trees is not None and own.chains is not None:
-            known = to_host(own.trees), to_host(own.chains)
-            earlier = self.trees or (None, None)
-            self.trees = tuple(each.known(old) for each, old in zip(known, earlier, strict=True))
+            self.trees = to_host(own.trees).known(), to_host(own.chains).known()
         if own.rest is not None:
             self.saved = float(to_host(own.rest.saved).mean())
         known = dataclasses.replace(state.proposer, rates=to_host(state.proposer.rates))

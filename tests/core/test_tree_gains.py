@@ -104,44 +104,6 @@ def test_a_known_number_of_nodes_tells_of_a_wider_one():
     )
 
 
-def test_a_chain_must_promise_more_than_a_tree():
-    """Its steps tell nothing of trees, so it counts a little less, and plain decoding as it is."""
-    known = ChainGains.start(1, CHAINS, jnp.array([[0.0, 0], [0.9, 40], [1.2, 40]]))
-    alone, beside = (
-        np.asarray(each(CHAINS, jnp.float32(0.4))[0]) for each in (known.tokens, known.beside_trees)
-    )
-    assert beside[0] == 1 and (beside[1:] < alone[1:]).all() and (beside > 0.98 * alone).all()
-
-
-def test_the_mean_over_texts_is_steadier_than_that_of_one():
-    """Texts of 30 steps begin near the rate; what is not drafted keeps its mean, and fades."""
-    rng, begun = np.random.default_rng(0), []
-    accepted = (rng.random((300, 30)) < 0.6).astype(np.float32)
-    known = np.array([[0, 0], [0.6, 48], [0.1, 48], [0.1, 48]], np.float32)
-    narrow = jnp.array([[True, True, False, False]])
-
-    @jax.jit
-    def text(known, accepted):
-        def step(means, taken):
-            return means.after(jnp.array([[0.0, 1, 0, 0]]) * taken, narrow), None
-
-        start = TreeGains.start(1, WIDTHS, known)
-        return jax.lax.scan(step, start, accepted)[0]
-
-    unknown = []
-    for each in accepted:
-        known = text(known, each).known(known)
-        begun.append(known[1, 0])
-        unknown.append(known[3, 1])
-        assert known[3, 0] == pytest.approx(0.1) or known[3, 1] < 1e-6
-    of_one = np.sqrt(0.6 * 0.4 / 30)
-    assert np.std(begun[50:]) < 0.4 * of_one and np.mean(begun) == pytest.approx(0.6, abs=0.03)
-    assert unknown[3] > 8 and unknown[-1] < 1 and (np.diff(unknown) <= 0).all()
-    assert (
-        known[1, 1] > 128 and float(TreeGains.start(1, WIDTHS, jnp.asarray(known)).seen[0, 1]) == 48
-    )
-
-
 @pytest.mark.parametrize(
     ("sign", "seconds", "least", "most"),
     [

@@ -333,7 +333,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             if chains is not None and len(self.chain_widths) > 1:
                 sizes = self.chain_widths
                 chains = chains.learned(*last.chain_outcome(sizes, *right))
-                straight = chains.beside_trees(sizes, params.prior[1])
+                straight = chains.tokens(sizes, params.prior[1])
                 straight = jnp.where(limit[:, None] > 0, straight, alone[:, : len(sizes)])
                 rate = chains.rate(sizes, params.prior[1])
                 other = last.chain & last.teaches

@@ -22,23 +22,13 @@ _FADES, _FADES_BESIDE = 1 - 1 / 48, 1 - 1 / 96
 number, and one that teaches only chains the second.  So a wide tree that was once unlucky is tried
 again.
 """
-_CARRIED = 48.0  # the most steps that earlier texts count in a new one
-_REMEMBERED, _MOST = 7 / 8, 256.0
-"""A text leaves this share of the steps that were known of earlier ones, and at most `_MOST` steps
-are known of all.  Acceptance is noise: 50 steps tell the tokens of a step to about a tenth, and
-options often differ by less.
-"""
+_CARRIED = 48.0  # the most steps that earlier texts count
 _DOUBT = 2.0  # steps that the estimate from narrower trees counts
 _HOPE, _LEAST_HOPE, _OPEN = 0.75, 0.05, 8.0
 """The least acceptance rate that is guessed before anything is known.  One step with many nodes
 teaches all numbers of them, and few nodes teach little of many, so guesses err on the high side: by
 half as much after `_OPEN` steps of fewer nodes, and by `_LEAST_HOPE` in the end.  What they may
 cost is bounded by `Policy.most_debt`.
-"""
-_BESIDE = 0.98
-"""The share of its drafts that a chain counts beside trees.  A step with a tree tells what its
-chain would have given, and a step with a chain tells nothing of trees: where both promise as much,
-chains would hide that trees give more.
 """
 _RATES = np.linspace(0.0, 1.0, 65, dtype=np.float32)
 
@@ -56,17 +46,13 @@ class _Means:
         if known is None:
             known = jnp.zeros((len(widths), 2), jnp.float32)
         drafts, seen = (jnp.broadcast_to(each, (rows, len(widths))) for each in known.T)
-        return cls(drafts, jnp.minimum(seen, _CARRIED))
+        return cls(drafts, seen)
 
-    def known(self, before: np.ndarray | None = None) -> np.ndarray:
-        """Returns [W, 2], on the host: the means over all rows, and the steps that they count.
-
-        `before` [W, 2] is what the rows began with, from `known` of others; None: nothing.
-        """
+    def known(self) -> np.ndarray:
+        """Returns [W, 2], on the host: the means over all rows, and the steps that they count."""
         drafts, seen = np.asarray(self.drafts), np.asarray(self.seen)
         mean = (drafts * seen).sum(0) / np.maximum(seen.sum(0), 1e-9)
-        text = np.stack([mean, seen.mean(0)], axis=1).astype(np.float32)
-        return text if before is None else _with_text(before, text)
+        return np.stack([mean, np.minimum(seen.mean(0), _CARRIED)], axis=1).astype(np.float32)
 
     def _expected(self, index: int, guess: Array) -> Array:
         """Returns [B], the mean at an index, where a guess [B] counts as a few steps."""
@@ -143,10 +129,6 @@ class ChainGains(_Means):
         """
         return 1 + jnp.stack(self._drafts(widths, prior, hopeful=True), axis=1)
 
-    def beside_trees(self, widths: tuple[int, ...], prior: Array) -> Array:
-        """Returns [B, W]: the `tokens` with which a chain is chosen where trees are options too."""
-        return 1 + (self.tokens(widths, prior) - 1) * _BESIDE
-
     def rate(self, widths: tuple[int, ...], prior: Array) -> tuple[Array, Array]:
         """Returns [B] the acceptance rate of the longest chain, and [B] the steps that tell it."""
         longest = self._drafts(widths, prior, hopeful=False)[-1]
@@ -178,18 +160,6 @@ class ChainGains(_Means):
             shown = jnp.maximum(shown, self.seen[:, index])
             reached = reached * rate**more
         return found
-
-
-def _with_text(before: np.ndarray, text: np.ndarray) -> np.ndarray:
-    """Returns [W, 2]: what was known `before` [W, 2], and of a `text` [W, 2] that began with it.
-
-    What a text did not draft it knows from before, and so it changes no mean.
-    """
-    more = np.maximum(text[:, 1] - np.minimum(before[:, 1], _CARRIED), 0.0)
-    steps = np.minimum(before[:, 1] * _REMEMBERED + more, _MOST)
-    share = np.minimum(text[:, 1] / np.maximum(steps, 1e-9), 1.0)
-    mean = before[:, 0] + (text[:, 0] - before[:, 0]) * share
-    return np.stack([mean, steps], axis=1).astype(np.float32)
 
 
 def _hoped(rate: Array, shown: Array) -> Array:
