@@ -12,6 +12,8 @@ head.  The time of a step comes from a model of costs, in passes of the target o
 
 A fixed form pays for the nodes that it drafts, and the choice for all nodes of the pass that reads
 them, which may have room for more.
+Each quotient has a 95 % interval, by a bootstrap over prompts of the texts of the choice and of the
+form that is best over all of them; `--keys` draws each prompt's text more than once.
 With `--rate` the acceptance is imposed (`SyntheticAcceptance`): the first draft of each level is
 accepted at that rate, whatever the head says, and a rejected draft is not the next token.
 """
@@ -35,7 +37,7 @@ from specjax._internal.checks import whole
 from specjax.contract import Context, Draw, Proposer, Rule, Wrapper
 from specjax.drafters import Drafter, arrange, tree_widths, widths_of
 from specjax.generation import encode_file
-from specjax.measure import measure
+from specjax.measure import interval, measure, show
 from specjax.options import fields
 from specjax.options.command import parse
 from specjax.plot import new_figure
@@ -80,6 +82,7 @@ class TreesOptions(fields.Options):
     )
     rate: tuple[float, ...] = fields.option((0.3, 0.6, 0.9), "imposed acceptance rates")
     chosen_prompts: int = fields.count(4, "prompts of the second table; 0 leaves it out", 0)
+    keys: int = fields.count(1, "texts of each prompt of the second table")
     json: str | None = fields.option(None, "write the rows to this file")
     read: str | None = fields.option(None, "tell the rows of such a file, and measure nothing")
     plot: str | None = fields.option(None, "draw the second table to this file")
@@ -179,66 +182,74 @@ def chosen(options: TreesOptions) -> list[Report]:
     ]
     rows: list[Report] = []
     for kind, rule, temperature in kinds:
-        ways = {
-            "tree": Adaptive(None, Calibrated(tree), widths, compiled=compiled),
-            "chain": Adaptive(None, chain, chains),
-        }
-        made = {
-            name: _Choices(options, target, head, proposer, rule, temperature, prompts)
-            for name, proposer in ways.items()
-        }
+        way = _Choices(
+            options, target, head, Adaptive(None, Calibrated(tree), widths, compiled=compiled),
+            rule, temperature, prompts,
+        )  # fmt: skip
         fixed = {
-            (name, option): way.steps(option=index)
-            for name, way in made.items()
-            for index, option in enumerate(way.proposer.options)
+            ("tree" if name == "drafter" else name, drafts): way.steps(option=index)
+            for index, (name, drafts) in enumerate(way.proposer.options)
         }
+        # The chains of the tree are the same ones, but it may lack some of them.
+        lacking = [width for width in chains if width > 1 and ("chain", width - 1) not in fixed]
+        if lacking:
+            others = Adaptive(None, chain, chains)
+            more = _Choices(options, target, head, others, rule, temperature, prompts)
+            fixed |= {
+                ("chain", width - 1): more.steps(option=chains.index(width)) for width in lacking
+            }
         for token in options.token:
             for draft in options.draft_cost:
-                costs = {name: way.costs(token, draft) for name, way in made.items()}
-                times = {key: float(np.sum(count * costs[key[0]])) for key, count in fixed.items()}
-                best = min(times, key=lambda key: times[key])
-                own = made["tree"].costs(token, draft, made["tree"].proposer.passes)
-                spent = float(np.sum(made["tree"].steps(own) * own))
+                times = {
+                    (name, drafts): way.time(token, draft, drafts, drafts + 1) * count.sum(1)
+                    for (name, drafts), count in fixed.items()
+                }
+                best = min(times, key=lambda option: times[option].sum())
+                own = way.costs(token, draft)
+                spent = way.steps(own) @ own
+                over_best = interval(times[best], spent)
+                assert over_best is not None, "a step takes time"
                 rows.append(
                     {"acceptance": kind, "token": token, "draft_cost": draft,
-                     "best": f"{best[0]} of {best[1][1]}" if best[1][1] else "plain",
-                     "over_best": times[best] / spent,
-                     "over_plain": times["tree", ("plain", 0)] / spent}
+                     "best": f"{best[0]} of {best[1]}" if best[1] else "plain",
+                     "over_best": over_best,
+                     "over_plain": float(times["plain", 0].sum() / spent.sum())}
                 )  # fmt: skip
                 print(rows[-1], flush=True)
     return rows
 
 
 class _Choices:
-    """Texts of an `Adaptive` proposer, whose steps are counted by option."""
+    """Texts of an `Adaptive` proposer, whose steps are counted by prompt and option."""
 
     def __init__(
         self, options: TreesOptions, target: specjax.LanguageModel, head: Drafter,
         proposer: Adaptive, rule: Rule, temperature: float, prompts: Sequence[Sequence[int]],
     ) -> None:  # fmt: skip
         self.proposer, self._prompts, self._new = proposer, prompts, options.new_tokens
+        self._keys = options.keys
         self._temperature = temperature
         self._decoder, self._params = _decoder(options, target, head, rule, prompts, proposer)
 
-    def costs(self, token: float, draft: float, passes: Sequence[int] | None = None) -> np.ndarray:
-        """Returns [O]: a step with each option, by the model of costs.
+    def time(self, token: float, draft: float, drafts: int, nodes: int) -> float:
+        """Returns the time of a step of `drafts` in a pass over `nodes`, by the model of costs."""
+        return 1 + token * nodes + draft * min(drafts, self.proposer.max_depth)
 
-        `passes`: ascending numbers of nodes that the target can read; None: any.
-        """
+    def costs(self, token: float, draft: float) -> np.ndarray:
+        """Returns [O]: the time of a step with each option, in the next pass that reads it."""
         return np.array(
             [
-                1
-                + token * min(each for each in passes or [drafts + 1] if each > drafts)
-                + draft * min(drafts, self.proposer.max_depth)
+                self.time(token, draft, drafts, min(n for n in self.proposer.passes if n > drafts))
                 for _, drafts in self.proposer.options
             ],
             np.float32,
         )
 
     def steps(self, costs: np.ndarray | None = None, option: int = MEASURED) -> np.ndarray:
-        """Returns [O]: the steps with each option, chosen by costs, or all of them with one."""
+        """Returns [P, O]: the steps with each option, chosen by costs, or all of them with one."""
         known = np.ones(len(self.proposer.options), np.float32) if costs is None else costs
-        counts, learned = np.zeros(len(known)), Learned(known, np.array([0.5, 0.4]), 0.0)
+        learned = Learned(known, np.array([0.5, 0.4]), 0.0)
+        counts = np.zeros((len(self._prompts), len(known)), np.int64)
         sizes = () if self.proposer.is_chain else (self.proposer.widths, self.proposer.chain_widths)
         nothing = [jnp.zeros((len(each), 2), jnp.float32) for each in sizes]
         own = AdaptiveParams(
@@ -247,17 +258,22 @@ class _Choices:
             pause=jnp.zeros(2, jnp.int32),
             **dict(zip(("trees", "chains"), nothing, strict=False)),
         )  # fmt: skip
-        for number, prompt in enumerate(self._prompts):
-            params = learned.put(Params(self._params.target, own))
+        for number in range(self._keys * len(self._prompts)):
+            at = number % len(self._prompts)
+            prompt, params = self._prompts[at], learned.put(Params(self._params.target, own))
             state = self._decoder.prefill(
                 params, np.array([prompt], np.int32), np.array([len(prompt)], np.int32),
                 limit=np.array([len(prompt) + self._new], np.int32),
                 sampling=specjax.Sampling.create(1, temperature=self._temperature),
                 key=jax.random.split(specjax.make_key(number), 1),
             )  # fmt: skip
+            if option != MEASURED:
+                state = self._decoder.run(params, state)
+                counts[at, option] += int(state.stats.target_passes.sum())
+                continue
             while not bool(state.done.all()):
                 state = self._decoder.run(params, state, 1)
-                counts[self._option(state.proposer)] += 1
+                counts[at, self._option(state.proposer)] += 1
             learned.learn(state)
         return counts
 
@@ -312,7 +328,7 @@ def draw(rows: Sequence[Report]) -> Figure:
     """Draws the speed over plain decoding of the choice and of the best fixed form."""
     figure = new_figure(3 + len(rows) / 3, 4)
     axes = figure.subplots()
-    best = [r["over_plain"] / r["over_best"] for r in rows]
+    best = [r["over_plain"] / r["over_best"][0] for r in rows]
     axes.bar(range(len(rows)), best, color="lightgrey", label="best fixed chain or tree")
     axes.plot(
         range(len(rows)), [r["over_plain"] for r in rows], "o", label="chosen in every step"
@@ -327,7 +343,7 @@ def draw(rows: Sequence[Report]) -> Figure:
 
 
 def table(first: Sequence[Report], second: Sequence[Report]) -> str:
-    """Returns both tables as Markdown, and the least of the second."""
+    """Returns both tables as Markdown, and the mean and the least of the second."""
     lines = ["| nodes | rule | temperature | form | tokens a pass |", "|" + "---|" * 5]
     lines = lines if first else []
     lines += [
@@ -340,16 +356,17 @@ def table(first: Sequence[Report], second: Sequence[Report]) -> str:
         lines += ["", head, "|" + "---|" * 6]
         lines += [
             f"| {r['acceptance']} | {r['token']:g} | {r['draft_cost']:g} | {r['best']} "
-            f"| {r['over_best']:.3f} | {r['over_plain']:.3f} |"
+            f"| {show(r['over_best'], '.3f')} | {r['over_plain']:.3f} |"
             for r in second
         ]
-        least = min(r["over_best"] for r in second)
-        mean = sum(r["over_best"] for r in second) / len(second)
-        below = sum(r["over_best"] < 0.98 for r in second)
+        least = min((r["over_best"] for r in second), key=lambda each: each[0])
+        mean = sum(r["over_best"][0] for r in second) / len(second)
+        below = sum(r["over_best"][0] < 0.98 for r in second)
+        surely = sum(r["over_best"][2] < 0.98 for r in second)
         lines += [
             "",
-            f"over the best: mean {mean:.3f}, least {least:.3f}",
-            f"below 0.98: {below} of {len(second)}",
+            f"over the best: mean {mean:.3f}, least {show(least, '.3f')}",
+            f"below 0.98: {below} of {len(second)}; with the whole interval: {surely}",
         ]
     return "\n".join(lines)
 

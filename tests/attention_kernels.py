@@ -164,10 +164,9 @@ def check_loaded(dtype: str, int8: bool):
     target = specjax.load(specjax.shipped("tiny/target"), dtype)
     target = specjax.quantise(target) if int8 else target
     other = for_several_devices(target)
-    cache = target.model.init_cache(1, 64)
 
     def program(model, width: int):
-        tokens = jnp.arange(width)[None]
+        tokens, cache = jnp.arange(width)[None], model.model.init_cache(1, 64)
 
         def call(params):
             return model.model.apply(params, tokens, tokens, cache).logits

@@ -2,7 +2,8 @@
 
     python -m tests.audit_campaign --repeats 100
     python -m tests.audit_campaign --clean 1000
-    python -m tests.audit_campaign --repeats 20 --only "raw q" --only "flat mask on a tree"
+    python -m tests.audit_campaign --repeats 20 --only "q unwarped" --only "flat mask on a tree"
+    python -m tests.audit_campaign --repeats 50 --first-seed 50
 
 Each repeat has other weights of the toy models, and other keys.  Both are data, so all repeats of
 a fault run the same compiled programs.  The exit status is 1 if a fault is found in fewer than
@@ -305,10 +306,13 @@ def found(case: Case, report: Report) -> bool:
     return any(name.split(",")[0] == case.check for name in report.failures)
 
 
-def measure(name: str, case: Case, repeats: int) -> bool:
-    """Audit a case with many toys, print a line, and say whether the bar is met."""
+def measure(name: str, case: Case, repeats: int, first: int = 0) -> bool:
+    """Audit a case with many toys, print a line, and say whether the bar is met.
+
+    The toys are of the seeds from `first`, so a long campaign can be run in parts.
+    """
     started, checks, right = time.process_time(), collections.Counter[str](), 0
-    for seed in range(repeats):
+    for seed in range(first, first + repeats):
         report = case.audit(seed)
         checks.update({failure.split(",")[0] for failure in report.failures})
         good = found(case, report) if case.check else report.passed
@@ -328,6 +332,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.audit_campaign", description=__doc__)
     parser.add_argument("--repeats", type=int, default=0, help="audits of each fault")
     parser.add_argument("--clean", type=int, default=0, help="audits of sound decoders in all")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the toys")
     parser.add_argument("--only", action="append", help="a case by name; repeat for more")
     arguments = parser.parse_args(argv)
     unknown = set(arguments.only or ()) - {*FAULTS, *CLEAN}
@@ -340,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ):
         for name, case in table.items():
             if repeats and name in (arguments.only or table):
-                passed &= measure(name, case, repeats)
+                passed &= measure(name, case, repeats, arguments.first_seed)
                 jax.clear_caches()
                 weights.cache_clear()
     print("all found, none accused" if passed else "FAILED")

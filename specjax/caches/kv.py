@@ -71,8 +71,8 @@ def stage(
     on_gpus = by_rows if len(buffer) > 1 else write
     padded = spare and new.shape[2] == 1
     halves = buffer.dtype in (jnp.bfloat16, jnp.float16)
-    # XLA:CPU converts a bfloat16 buffer to float32 and back around each update of it.  As integers
-    # it copies the buffer.  A kernel writes it in place.
+    # XLA:CPU converts a bfloat16 buffer to float32 and back around each update.  It leaves a buffer
+    # of integers as it is, but copies it.  Only a kernel writes such a buffer in place.
     by_kernel = by_kernel and sharding is None and halves and kernels.writes_slots(buffer)
     as_words = by_slices and halves and len(buffer) > 1
     if not padded and not as_words and not by_kernel:

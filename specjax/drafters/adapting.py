@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -80,6 +81,10 @@ class AdaptiveDrafter(Drafter):
     @property
     def reader(self) -> LanguageModel | None:
         return None if self.drafter is None else self.drafter.reader
+
+    @property
+    def weights(self) -> Any:
+        return [part.weights for part in (self.lookup, self.drafter) if part is not None]
 
     def check(self, target: LanguageModel) -> None:
         for part in (self.lookup, self.drafter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,10 @@ class CostAwareDrafter(Drafter):
 
     inner: Drafter
     seconds: tuple[float, ...]  # of a step at each of the proposer's widths
+
+    @property
+    def weights(self) -> Any:
+        return self.inner.weights
 
     @property
     def reader(self) -> LanguageModel | None:

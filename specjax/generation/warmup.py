@@ -10,6 +10,7 @@ compiled by the call before which they would have saved as much time as that tak
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -54,6 +55,9 @@ from specjax.tuning import (
     seconds_by_context,
 )
 from specjax.types import ABSENT, DecodeState, Params
+
+Weights = tuple[tuple[str, int], ...]
+"""Dtypes, each with the number of its elements."""
 
 WARM_STEPS = 16
 """The number of steps that `warm_up` runs.  Several are needed because on a CPU a matrix product is
@@ -155,7 +159,7 @@ def _with_options(prepared: Prepared) -> Prepared:
         learned = _compiled.get(kind, lambda: None)
     else:
         known = _known(prepared)
-        if read_plan(about(*known)) is not None or read_costs(*known) is not None:
+        if read_plan(about(*known[:-1])) is not None or read_costs(*known) is not None:
             return prepared
         demand = read_demand(*_known(few))
         return prepared if demand is not None and demand.pays else few
@@ -172,9 +176,21 @@ def _take_over(learned: Learned, whole: Prepared) -> None:
         learned.prior, learned.judged = before.prior.copy(), before.judged.copy()
 
 
-def _known(prepared: Prepared) -> tuple[Decoder, int, bool, int]:
+def _known(prepared: Prepared) -> tuple[Decoder, int, bool, int, Weights]:
     """Returns all that the costs depend on, beside the machine."""
-    return prepared.decoder, len(prepared.lengths), prepared.samples, prepared.context
+    rows, weights = len(prepared.lengths), _weights(prepared)
+    return prepared.decoder, rows, prepared.samples, prepared.context, weights
+
+
+def _weights(prepared: Prepared) -> Weights:
+    """Returns how many numbers of each dtype the weights have: a step takes as long as they do.
+
+    The same model may have weights in float32 and as codes of 8 bits.
+    """
+    found = collections.Counter[str]()
+    for leaf in jax.tree.leaves((prepared.target.params, prepared.drafter.weights)):
+        found[str(leaf.dtype)] += leaf.size
+    return tuple(sorted(found.items()))
 
 
 def _with_learned(ready: Ready, learned: Learned | None, seconds: float) -> Ready:
@@ -195,6 +211,7 @@ def _kind(prepared: Prepared) -> Hashable:
     return (
         prepared.decoder, prepared.mesh, prepared.overlapped, prepared.matchers is not None,
         prepared.learns, samples, contexts, structure_of(inputs), shapes,
+        _weights(prepared) if prepared.learns else (),
     )  # fmt: skip
 
 
@@ -207,7 +224,7 @@ def _compile(ready: Ready, started: float, whole: Prepared) -> Learned | None:
     learned, known = None, ()
     if prepared.learns:
         known = _known(prepared)
-        learned = read_plan(about(*known)) or read_costs(*known)
+        learned = read_plan(about(*known[:-1])) or read_costs(*known)
     measures = prepared.learns and learned is None
     # Rows of a grammar end, so they are measured without it, from another reading of the prompts.
     endless = measures and prepared.matchers is None

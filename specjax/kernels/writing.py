@@ -13,8 +13,19 @@ KINDS = {"float32": (INT32, 4), "bfloat16": (INT16, 2), "float16": (INT16, 2)}
 """The type as which numbers of a dtype are copied, and its bytes."""
 
 
+class _RowByRow:
+    """The same for pages and slots: a part is one row, and the sizes begin with B, K, N, dim."""
+
+    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
+        batch, heads, width, dim, _ = sizes
+        return emit.b.mul(emit.b.mul(batch, heads), emit.b.mul(width, dim))
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        return sizes[0]
+
+
 @dataclasses.dataclass(frozen=True)
-class Writing:
+class Writing(_RowByRow):
     """The `sharing.Work` of writing; a part is one row of the batch.
 
     Its buffers are the new tokens [B, K, N, dim], the table [B, T] with the numbers of each row's
@@ -32,13 +43,6 @@ class Writing:
     @property
     def name(self) -> str:
         return f"writing_{self.dtype}_{self.page}"
-
-    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
-        batch, heads, width, dim, _ = sizes
-        return emit.b.mul(emit.b.mul(batch, heads), emit.b.mul(width, dim))
-
-    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
-        return sizes[0]
 
     def function(self, module: ir.Module) -> ir.Function:
         kind, size = KINDS[self.dtype]
@@ -73,7 +77,7 @@ class Writing:
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotsWriting:
+class SlotsWriting(_RowByRow):
     """The same for the slots of a cache: a part is one row of the batch.
 
     Its buffers are the new tokens [B, K, N, dim], the first slot [B] of them, the slots
@@ -88,13 +92,6 @@ class SlotsWriting:
     @property
     def name(self) -> str:
         return f"writing_slots_{self.dtype}"
-
-    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
-        batch, heads, width, dim, _ = sizes
-        return emit.b.mul(emit.b.mul(batch, heads), emit.b.mul(width, dim))
-
-    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
-        return sizes[0]
 
     def function(self, module: ir.Module) -> ir.Function:
         kind, size = KINDS[self.dtype]

@@ -35,6 +35,11 @@ class Drafter:
         return None
 
     @property
+    def weights(self) -> Any:
+        """The arrays of its own that a step reads, in any structure; their dtypes are asked for."""
+        return self.params, None if self.reader is None else self.reader.params
+
+    @property
     def has_adapters(self) -> bool:
         """True if each row can choose an adapter."""
         return False
@@ -122,6 +127,10 @@ class EitherDrafter(Drafter):
     """`FirstOf` of two drafters, each with its own weights."""
 
     parts: tuple[Drafter, ...] = ()
+
+    @property
+    def weights(self) -> Any:
+        return [part.weights for part in self.parts]
 
     @property
     def reader(self) -> LanguageModel | None:

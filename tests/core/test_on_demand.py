@@ -6,6 +6,8 @@ import dataclasses
 import sys
 
 import counted
+import jax
+import jax.numpy as jnp
 import language_models
 import numpy as np
 import pytest
@@ -158,3 +160,30 @@ def test_processes_add_up_what_they_lose(tmp_path, monkeypatch):
     assert two.lost == 6.0
     assert read_demand(*known) == Demand((2, 4, 8), 5.0, 6.0)
     assert with_options(call) is call
+
+
+def test_costs_depend_on_the_weights():
+    """The same model in other numbers has costs of its own, as its draft has; other values of the
+    same weights share them."""
+    folder = specjax.shipped("tiny/target")
+    wide = specjax.load(folder, "float32")
+    half = jax.tree.map(lambda x: x.astype(jnp.float16), wide.params)
+    other = jax.tree.map(lambda x: x + 1, wide.params)
+    warmup = sys.modules["specjax.generation.warmup"]
+
+    def keys(target, draft):
+        drafter = specjax.adaptive(specjax.make_drafter(target, draft, num_drafts=2))
+        call = prepared(target, PROMPT, **{**HOW, "drafter": drafter})
+        return warmup._known(call), warmup._kind(call)
+
+    def pair(params):
+        return dataclasses.replace(wide, params=params)
+
+    for asked in zip(
+        *(keys(pair(params), pair(params)) for params in (wide.params, other)), strict=True
+    ):
+        assert asked[0] == asked[1]
+    base = keys(wide, wide)
+    for target, draft in ((pair(half), wide), (wide, pair(half))):
+        known, kind = keys(target, draft)
+        assert known != base[0] and kind != base[1]
