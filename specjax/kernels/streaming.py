@@ -81,7 +81,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
         (whole, of.inner, 1, singly, [*many, rest]),
     ):
         with emit.loop(low, high, deep) as (k, _, _):
-            for *group, size in groups:
-                with emit.loop(*group, size) as (m, _, _):
-                    for each in columns:
-                        add(k, deep, m, size, *each)
+            for first, last, size in groups:
+                with emit.loop(first, last, size) as (m, _, _):
+                    for begin, stop, step in columns:
+                        add(k, deep, m, size, begin, stop, step)
