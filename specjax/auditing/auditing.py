@@ -82,9 +82,9 @@ def audit(
       num_tokens: how many tokens of those texts the distribution checks compare.
       rows: rows of a batch; all batches run the same program.
       seed: of all keys.
-      significance: the p-value below which a check fails.  One below a third of its root is a
-        suspicion, which four times as many fresh samples decide, unless it is below the square of
-        this number.  So a lossless decoder fails less often than this.
+      significance: the p-value s below which a check fails.  From s^2 to sqrt(s) / 3 a p-value is
+        a suspicion: four times as many fresh samples are drawn, and their p-value decides.  So a
+        lossless decoder fails less often than s.
       **settings: numbers for `Sampling.create` (the temperature is 1 by default, and must be
         greater than 0), and keywords of `Processors.create`, the same for all rows.
 

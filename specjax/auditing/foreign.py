@@ -42,8 +42,8 @@ class Plan:
       sampled_tokens: length of the sampled texts.
       temperature, top_p: of the sampled texts.
       seed: of the first request; each has another one.
-      significance: the p-value below which the distribution fails; four times as many fresh
-        samples decide if it is below a third of the root of this number.
+      significance: the p-value s below which the distribution fails.  From s^2 to sqrt(s) / 3
+        four times as many fresh samples are drawn, and their p-value decides.
     """
 
     prompts: Sequence[str]

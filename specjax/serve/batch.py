@@ -480,9 +480,9 @@ class Device:
           steps: at most so many.
           live: their slots.
           least: so many once one of these rows is done.
-          present: [slots] also the slots of rows that may be done or not.  Such a row takes steps
-            with live rows of its width, and stays as it is if there are none: a step of another
-            width would change its bits.
+          present: [slots] these slots, and those of rows that may be done or not.  Such a row
+            takes steps with the live rows of its width; without any it stays as it is, since a step
+            of another width would change its bits.
         """
         for width in sorted(set(self._width[live].tolist())):
             own = self._width == width

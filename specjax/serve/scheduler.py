@@ -499,9 +499,9 @@ class Scheduler:
     def _ends_apart(self, left: Mapping[int, int]) -> bool:
         """Returns whether rows end at steps of their own, so that a turn ends with each of them.
 
-        Rows without drafts that have about as many steps left end in one turn, and are followed by
-        others together, so a turn that ends early gains nothing.  On an accelerator turns may be
-        too short for the host.
+        Rows without drafts that have about as many steps left end in the same turn, and the rows
+        that follow them begin together, so to end that turn early gains nothing.  On an accelerator
+        turns may be too short for the host.
 
         Args:
           left: the steps that the row in each slot can still take.
@@ -547,7 +547,7 @@ class Scheduler:
         least = steps
         if self._ends_apart(left) and self._step_seconds:
             least = min(steps, max(1, round(_ANSWER / self._step_seconds)))
-        # A row that should be done by now goes on if the turn before ended early.
+        # If the turn before ends early, a row that the host takes for done may have steps left.
         present = np.array([slot.handle is not None for slot in self._slots])
         self._device.run(steps, live, least, present)
         # Before the tokens: several processes compare the tokens that they were asked for last
@@ -692,10 +692,9 @@ class Scheduler:
         """Reads chunks of prompts.  Returns False if there was nothing to read."""
         most = max(_TOGETHER, len(self._slots) // 2)
         if self._running():
-            steps = (
-                _LONGER if self._ends_apart(self._steps_left()) else 1.0
-            )  # in turns without reading
-            reading = (_READING - steps) * self._turn_seconds
+            # How long the steps of this turn may take, in turns without reading.
+            longest = _LONGER if self._ends_apart(self._steps_left()) else 1.0
+            reading = (_READING - longest) * self._turn_seconds
             most = int(reading / self._device.chunk_seconds)
         left = self._device.chunk * max(1, min(most, len(self._slots)))
         moved = False

@@ -35,10 +35,8 @@ def test_an_inexact_rule_is_measured_and_passes():
 
 
 def test_fresh_samples_decide_a_suspicion(monkeypatch):
-    """A p-value below the significance alone fails nothing; one far below it does.
-
-    A p-value that is somewhat larger passes nothing.
-    """
+    """One p-value just below the significance does not fail yet, and one just above it does not
+    pass yet; one far below it fails at once."""
     again = []
 
     def first_unlucky(self, first, batches):
