@@ -51,3 +51,19 @@ def _room_for_programs():
     mappings = pathlib.Path("/proc/self/maps")
     if mappings.exists() and len(mappings.read_text().splitlines()) > 20_000:
         jax.clear_caches()
+
+
+@pytest.fixture(params=["tpu", "cuda"])
+def elsewhere(request, monkeypatch):
+    """Returns a function after which every choice falls as on another platform."""
+
+    def choose(*operands, default, **forms):
+        return forms.get(request.param, default)(*operands)
+
+    def go():
+        jax.clear_caches()
+        monkeypatch.setattr(jax.lax, "platform_dependent", choose)
+
+    yield go
+    monkeypatch.undo()
+    jax.clear_caches()

@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax import kernels
 from specjax.kernels import available, calling
+from specjax.kernels.coding import ROUNDED_ROWS
 from specjax.kernels.columns import Product
 from specjax.kernels.forms import FORMS, Machine
 from specjax.models import for_several_devices
@@ -56,7 +57,7 @@ def check_loaded(dtype: str, int8: bool):
     texts = [f.lower(target.params).as_text() for f in run]
     kernel = "specjax_few_rows_"
     if int8 and kernels.takes_rounded(3, jnp.zeros((16, 16), jnp.int8)):
-        kernel = "specjax_rounded_rows_"
+        kernel = ROUNDED_ROWS.name
     assert kernel in texts[0] and "specjax_few_rows_" not in texts[1] and kernel not in texts[1]
     ours, theirs = (np.asarray(f(target.params), np.float32) for f in run)
     np.testing.assert_allclose(ours, theirs, atol=1e-5 if dtype == "float32" else 0.1)

@@ -97,6 +97,27 @@ def save_tensors(tensors: dict[str, np.ndarray], file: pathlib.Path) -> None:
     safetensors.numpy.save_file(whole, file, metadata={"format": "pt"})
 
 
+SAVED = {
+    "float32": {},
+    "bfloat16": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "head_dim": {"head_dim": 6},
+    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}},
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
+}
+"""Configurations of a small Llama that are saved and read again."""
+
+
 def random_llama(seed: int = 0, noise: float = 0.0, **config: Any) -> Llama:
     """A model with random weights, including biases and norms; `noise` scales other random
     numbers."""

@@ -31,7 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 from specjax._internal.checks import real, within
-from specjax.auditing import checks, distribution, drafts
+from specjax.auditing import checks, chisquare, distribution, drafts
 from specjax.auditing.reference import Reader, Rounding, precision
 from specjax.auditing.report import Check, Distribution, Report
 from specjax.auditing.samples import GREEDY, Rows, Runner, batch, kinds_beside
@@ -53,7 +53,7 @@ _OFF = {
 """The settings of logits processors, with the values that switch them off."""
 _NAMES = {1: "distribution", 2: "distribution, hot", 3: "distribution, cold"}
 _SPREAD = 2  # rows of a batch of samples end up to this many tokens apart
-_AGAIN = 4  # a suspicion is confirmed with this many times as many samples
+_AGAIN = 4  # this many times as many fresh samples decide a suspicion
 
 
 def audit(
@@ -82,9 +82,9 @@ def audit(
       num_tokens: how many tokens of those texts the distribution checks compare.
       rows: rows of a batch; all batches run the same program.
       seed: of all keys.
-      significance: a smaller p-value is a suspicion, which four times as many fresh samples must
-        confirm with another one, unless it is below the square of this number.  So a lossless
-        decoder fails less often than this.
+      significance: the p-value s below which a check fails.  From s^2 to sqrt(s) / 3 a p-value is
+        a suspicion: four times as many fresh samples are drawn, and their p-value decides.  So a
+        lossless decoder fails less often than s.
       **settings: numbers for `Sampling.create` (the temperature is 1 by default, and must be
         greater than 0), and keywords of `Processors.create`, the same for all rows.
 
@@ -225,15 +225,16 @@ class _Audit:
     def distributions(self) -> list[Check]:
         """Runs a chi-square test for each kind of settings, and checks the greedy rows.
 
-        A suspicion is confirmed by fresh samples.
+        Fresh samples decide a suspicion.
         """
         batches = -(-self.samples // self.size)
         made = self._sampled(1, batches)
-        if self.exact and any(self._suspicious(check.p_value) for check in made):
+        doubtful = [chisquare.is_suspicious(x.p_value, self.significance) for x in made]
+        if self.exact and any(doubtful):
             again = self._sampled(1 + batches, _AGAIN * batches)
             made = [
-                second if self._suspicious(check.p_value) else check
-                for check, second in zip(made, again, strict=True)
+                second if doubt else first
+                for first, second, doubt in zip(made, again, doubtful, strict=True)
             ]
         rows, texts = self._greedy()
         if not texts:  # few rows, none of them greedy
@@ -253,10 +254,6 @@ class _Audit:
             kind=np.full(len(found), GREEDY),
             limit=np.array(list(map(len, texts)), np.int32),
         ), texts
-
-    def _suspicious(self, p_value: float) -> bool:
-        """Returns whether a p-value fails, but not too clearly for a second test to decide."""
-        return self.significance**2 <= p_value < self.significance
 
     def _sampled(self, first: int, batches: int) -> list[Distribution]:
         """Draws batches of samples, and judges them."""

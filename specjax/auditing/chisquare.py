@@ -32,6 +32,20 @@ def survival(x: float, degrees: int) -> float:
     )
 
 
+def is_suspicious(p_value: float, significance: float) -> bool:
+    """Returns whether fresh samples must decide, which fail with a p-value below `significance`.
+
+    A p-value below s^2 fails by itself.  Of k checks of a sound decoder at least one fails with a
+    probability of at most
+
+        k (s^2 + s q)      for q = sqrt(s) / 3, the bound of a suspicion
+
+    which is less than s for three checks and s up to 0.1.  A bias that is just too small for the
+    first samples is then found by the second ones.
+    """
+    return significance**2 <= p_value < max(significance, math.sqrt(significance) / 3)
+
+
 def power(x: float, degrees: int, noncentrality: float) -> float:
     """Computes P(X > x) for the noncentral chi-square, a Poisson mixture of central ones."""
     mean = noncentrality / 2

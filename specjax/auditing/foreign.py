@@ -42,7 +42,8 @@ class Plan:
       sampled_tokens: length of the sampled texts.
       temperature, top_p: of the sampled texts.
       seed: of the first request; each has another one.
-      significance: a smaller p-value must be confirmed by four times as many fresh samples.
+      significance: the p-value s below which the distribution fails.  From s^2 to sqrt(s) / 3
+        four times as many fresh samples are drawn, and their p-value decides.
     """
 
     prompts: Sequence[str]
@@ -127,9 +128,9 @@ def _greedy(texts: list[str], wanted: list[str], unstable: int, repeats: int) ->
 
 
 def _distribution(endpoint: Endpoint, baseline: Writer, plan: Plan) -> Distribution:
-    """Runs a chi-square test of two samples of texts; a suspicion is confirmed by fresh ones."""
+    """Runs a chi-square test of two samples of texts; fresh ones decide a suspicion."""
     check = _sampled(endpoint, baseline, plan, plan.samples, plan.seed + 1)
-    if not plan.significance**2 <= check.p_value < plan.significance:
+    if not chisquare.is_suspicious(check.p_value, plan.significance):
         return check
     return _sampled(
         endpoint, baseline, plan, _AGAIN * plan.samples, plan.seed + 1 + 2 * plan.samples

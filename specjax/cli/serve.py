@@ -462,8 +462,9 @@ def by_plan(
         known = "there is no plan for" if plan is None else "by the plan, drafts do not pay with"
         tuning = f"specjax tune --batch {slots} --temperature {temperature:g} --prompt-file FILE"
         say(
-            f"specjax serve: {known} {slots} slots here, so requests decode plainly. `{tuning}` "
-            "makes a plan from prompts like yours; --default lookup or draft drafts in any case"
+            f"specjax serve: {known} {slots} slots and these weights here, so requests decode "
+            f"plainly. `{tuning}` makes a plan from prompts like yours; --default lookup or draft "
+            "drafts in any case"
         )
         return {}, None
     loaded: dict[str, specjax.Drafter] = {"lookup": BoundDrafter(specjax.NGram(depth))}

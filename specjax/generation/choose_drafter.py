@@ -31,7 +31,7 @@ from specjax.models import LanguageModel, for_several_devices
 from specjax.parallel import alike, mesh_of
 from specjax.proposers import NoProposer
 from specjax.rules import Match
-from specjax.tuning import about, saved_plan
+from specjax.tuning import about, saved_plan, weights_of
 
 
 def choose_drafter(
@@ -80,7 +80,8 @@ def _by_plan(
 ) -> Drafter:
     """Returns `auto`, or the faster drafter of a saved plan that was made from `trees`."""
     decoder = Decoder(target.model, auto.proposer, Match())
-    plan = saved_plan(about(decoder, len(temperature), bool((temperature > 0).any()), context))
+    weights, samples = weights_of(target, auto), bool((temperature > 0).any())
+    plan = saved_plan(about(decoder, weights, len(temperature), samples, context))
     faster = None if plan is None or plan.tree is None else plan.tree.made_from(trees)
     return auto if faster is None else faster
 

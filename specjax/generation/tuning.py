@@ -37,6 +37,7 @@ from specjax.tuning import (
     saved_plan,
     seconds_of,
     step_costs,
+    weights_of,
 )
 from specjax.types import Params
 
@@ -168,8 +169,8 @@ def tune(
       temperature: of all rows.
       max_new_tokens: of each prompt.
       rounds: measured turns.
-      save: write the plan to the cache directory.  `generate` with the same models, rows, device
-        and versions then measures nothing.
+      save: write the plan to the cache directory.  `generate` with the same models, dtypes of
+        weights, rows, device and versions then measures nothing.
 
     Returns:
       The plan; print it to see the table and what to do.
@@ -243,8 +244,9 @@ def tune(
     start = beginning.start(learned.seconds[0])
     candidates = [way.candidate(learned.seconds, start) for way in (*ways, auto)]
     own_trees = [(tree, candidates[ways.index(way)]) for tree, way in trees]
+    weights, longest = weights_of(target, together), max(one.context for one in batches)
     plan = Plan(
-        about(decoder, batch, temperature > 0, max(one.context for one in batches)),
+        about(decoder, weights, batch, temperature > 0, longest),
         tuple(learned.seconds.tolist()),
         (float(learned.prior[0]), float(learned.prior[1])),
         tuple(candidates),
@@ -263,9 +265,10 @@ def plan_of(
 
     It is the plan of texts of at most 1024 tokens, or of the power of two that holds `context`.
     """
-    proposer = _together(target, [] if draft is None else [draft])[0].proposer
-    decoder = Decoder(target.model, proposer, Match())
-    return saved_plan(about(decoder, batch, temperature > 0, context))
+    drafter = _together(target, [] if draft is None else [draft])[0]
+    decoder = Decoder(target.model, drafter.proposer, Match())
+    weights = weights_of(target, drafter)
+    return saved_plan(about(decoder, weights, batch, temperature > 0, context))
 
 
 _Passed = LanguageModel | Drafter

@@ -10,7 +10,6 @@ compiled by the call before which they would have saved as much time as that tak
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -44,6 +43,7 @@ from specjax.sampling import folded_keys
 from specjax.tuning import (
     Demand,
     Learned,
+    Weights,
     about,
     add_demand,
     awake_cost,
@@ -53,11 +53,9 @@ from specjax.tuning import (
     read_demand,
     read_plan,
     seconds_by_context,
+    weights_of,
 )
 from specjax.types import ABSENT, DecodeState, Params
-
-Weights = tuple[tuple[str, int], ...]
-"""Dtypes, each with the number of its elements."""
 
 WARM_STEPS = 16
 """The number of steps that `warm_up` runs.  Several are needed because on a CPU a matrix product is
@@ -159,7 +157,7 @@ def _with_options(prepared: Prepared) -> Prepared:
         learned = _compiled.get(kind, lambda: None)
     else:
         known = _known(prepared)
-        if read_plan(about(*known[:-1])) is not None or read_costs(*known) is not None:
+        if read_plan(about(*known)) is not None or read_costs(*known) is not None:
             return prepared
         demand = read_demand(*_known(few))
         return prepared if demand is not None and demand.pays else few
@@ -176,21 +174,10 @@ def _take_over(learned: Learned, whole: Prepared) -> None:
         learned.prior, learned.judged = before.prior.copy(), before.judged.copy()
 
 
-def _known(prepared: Prepared) -> tuple[Decoder, int, bool, int, Weights]:
+def _known(prepared: Prepared) -> tuple[Decoder, Weights, int, bool, int]:
     """Returns all that the costs depend on, beside the machine."""
-    rows, weights = len(prepared.lengths), _weights(prepared)
-    return prepared.decoder, rows, prepared.samples, prepared.context, weights
-
-
-def _weights(prepared: Prepared) -> Weights:
-    """Returns how many numbers of each dtype the weights have: a step takes as long as they do.
-
-    The same model may have weights in float32 and as codes of 8 bits.
-    """
-    found = collections.Counter[str]()
-    for leaf in jax.tree.leaves((prepared.target.params, prepared.drafter.weights)):
-        found[str(leaf.dtype)] += leaf.size
-    return tuple(sorted(found.items()))
+    weights, rows = weights_of(prepared.target, prepared.drafter), len(prepared.lengths)
+    return prepared.decoder, weights, rows, prepared.samples, prepared.context
 
 
 def _with_learned(ready: Ready, learned: Learned | None, seconds: float) -> Ready:
@@ -211,7 +198,7 @@ def _kind(prepared: Prepared) -> Hashable:
     return (
         prepared.decoder, prepared.mesh, prepared.overlapped, prepared.matchers is not None,
         prepared.learns, samples, contexts, structure_of(inputs), shapes,
-        _weights(prepared) if prepared.learns else (),
+        weights_of(prepared.target, prepared.drafter) if prepared.learns else (),
     )  # fmt: skip
 
 
@@ -224,7 +211,7 @@ def _compile(ready: Ready, started: float, whole: Prepared) -> Learned | None:
     learned, known = None, ()
     if prepared.learns:
         known = _known(prepared)
-        learned = read_plan(about(*known[:-1])) or read_costs(*known)
+        learned = read_plan(about(*known)) or read_costs(*known)
     measures = prepared.learns and learned is None
     # Rows of a grammar end, so they are measured without it, from another reading of the prompts.
     endless = measures and prepared.matchers is None

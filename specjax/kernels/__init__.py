@@ -24,18 +24,16 @@ if TYPE_CHECKING:
         parts_of_products,
         summed_norm_on_gpu,
     )
-    from specjax.kernels.grouped import coding_of, few_rows_of_codes, takes_codes
+    from specjax.kernels.grouped import (
+        coding_of,
+        few_rounded_rows,
+        few_rows_of_codes,
+        takes_codes,
+        takes_rounded,
+    )
     from specjax.kernels.layer_calls import takes_layers, whole_layers
     from specjax.kernels.layer_forms import MATRICES, LayersForm
-    from specjax.kernels.narrow import (
-        few_rounded_rows,
-        few_rows,
-        few_rows_of,
-        most_rows,
-        takes,
-        takes_rounded,
-        takes_stacked,
-    )
+    from specjax.kernels.narrow import few_rows, few_rows_of, most_rows, takes, takes_stacked
     from specjax.kernels.paging import (
         few_queries_of_pages,
         takes_pages,

@@ -26,7 +26,6 @@ from specjax.kernels.layer_forms import LayersForm
 from specjax.kernels.layering import Layers
 from specjax.kernels.pieces import Joined
 from specjax.kernels.rounded_codes import RoundedCodes
-from specjax.kernels.rounded_rows import RoundedRows
 from specjax.kernels.sharing import Work, handler
 from specjax.kernels.threefry import RandomBits
 from specjax.kernels.tiles import Tiles
@@ -52,6 +51,8 @@ def stacked(dtype: str) -> str:
 
 def codes(dtype: str, coding: Coding) -> str:
     """Returns the name as `product`, for products with codes that have scales."""
+    if coding.digits and VNNI not in byte_lanes():
+        raise ValueError("this processor does not multiply bytes by VNNI")
     if coding.rounded:
         work = RoundedCodes(coding, machine(), VNNI in byte_lanes())
     else:
@@ -79,13 +80,6 @@ def writing_slots(dtype: str) -> str:
     return _registered(
         f"specjax_writing_slots_{dtype}", SlotsWriting(dtype), "writing_slots", dtype
     )
-
-
-def rounded_rows(dtype: str) -> str:
-    """Returns the name as `product`, for rows that are rounded to this dtype, which is int8."""
-    if VNNI not in byte_lanes():
-        raise ValueError("this processor does not multiply bytes by VNNI")
-    return _registered(f"specjax_rounded_rows_{dtype}", RoundedRows(), "rounded_rows", dtype)
 
 
 def layers(dtype: str, form: LayersForm) -> str:

@@ -13,7 +13,7 @@ are written in that order before they are multiplied, for all outputs of a part.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -181,27 +181,6 @@ class Beside:
         shift = ir.Constant(wide, 23 if wide == INT32 else [23] * wide.count)
         return b.bitcast(b.shl(b.zext(scales, wide), shift), real)
 
-    def each_tile(
-        self,
-        first: Value,
-        last: Value,
-        outputs: int,
-        most: int,
-        tile: Callable[[Value, int, Value, int], None],
-    ) -> None:
-        """Writes `tile` for [first, last), `outputs` at once, and for groups of `most` rows.
-
-        It gets the first output and their number, and the first row and their number.
-        """
-        b, emit = self.b, self.emit
-        many = b.add(first, emit.whole(b.sub(last, first), outputs))
-        groups = emit.groups(self.rows, most)
-        for low, high, width in ((first, many, outputs), (many, last, 1)):
-            with emit.loop(low, high, width) as (i, _, _):
-                for group in groups:
-                    with emit.loop(*group) as (m, _, _):
-                        tile(i, width, m, group[2])
-
     def of_fp8(self, codes: Value) -> Value:
         """Returns numbers of e4m3, over `_FP8`: float16 has them, subnormal ones too."""
         b, half = self.b, _like(codes, INT16)
@@ -246,8 +225,8 @@ class _Part(Beside):
         outputs = (3 if self.coding.bits == 4 else 4) if self.machine.registers >= 32 else 2
         some = b.icmp_signed("<=", self.rows, word(few))
         middle = b.select(some, self.last, self.first)
-        self.each_tile(self.first, middle, 4, few, self._tile)
-        self.each_tile(middle, self.last, outputs, most, self._tile)
+        emit.tiles(self.first, middle, 4, self.rows, few, self._tile)
+        emit.tiles(middle, self.last, outputs, self.rows, most, self._tile)
         if taken is not None:
             b.call(emit.c("free"), [taken])
         b.ret_void()

@@ -69,7 +69,7 @@ class Coding:
       rounded: the inputs that share a step, if activations are rounded to 8 bits; else 0.
       fp8: the codes are numbers of e4m3.
       cut: the last group of an output has fewer inputs than the others.
-      digits: activations are multiplied as three digits of 8 bits (see `digits.py`).
+      digits: activations are multiplied as so many digits of 8 bits, 1 or 3 (see `digits.py`).
     """
 
     bits: int
@@ -84,7 +84,7 @@ class Coding:
     rounded: int = 0
     fp8: bool = False
     cut: bool = False
-    digits: bool = False
+    digits: int = 0
 
     @property
     def tiles(self) -> bool:
@@ -103,7 +103,7 @@ class Coding:
         takes = self.bits == 8 and self.group == ALL and self.zeros is None and not self.fp8
         if not takes or inputs % DIGIT_STEP or not 0 < inputs <= _MOST_INPUTS:
             return None
-        return dataclasses.replace(self, lanes=16, digits=True)
+        return dataclasses.replace(self, lanes=16, digits=3)
 
     def in_bytes(self, inputs: int, lanes: int, vnni: bool) -> Coding | None:
         """Returns the coding for activations of 8 bits, or None if there is no kernel for them.
@@ -128,8 +128,7 @@ class Coding:
     def name(self) -> str:
         return (
             f"specjax_codes_{self.kind}_{self.offset}_{self.group}_{self.scales}_{self.zeros}"
-            f"_{self.lanes}_{self.segment}_{self.rounded}"
-            f"{'_cut' * self.cut}{'_digits' * self.digits}"
+            f"_{self.lanes}_{self.segment}_{self.rounded}_{self.digits}{'_cut' * self.cut}"
         ).replace("-", "m")
 
     @property
@@ -156,3 +155,7 @@ class Coding:
             return [Piece(range(8), 0, max(1, self.block // self.group))]
         each = min(self.group, self.block) // self.lanes
         return [Piece(range(i, i + each), i // each, 1) for i in range(0, 4, each)]
+
+
+ROUNDED_ROWS = Coding(8, False, True, 0, ALL, "float32", None, lanes=16, digits=1)
+"""A matrix in int8 with a scale for each output, and rows that are rounded to int8, too."""

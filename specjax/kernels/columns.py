@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from llvmlite import ir
 
@@ -11,6 +12,7 @@ from specjax.kernels.emitting import INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Form, Machine
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
+from specjax.kernels.sharing import part_of
 
 _SHARES = 2
 """Parts for each thread, so that a thread that begins late does less."""
@@ -56,12 +58,11 @@ class Product:
     def function(self, module: ir.Module) -> ir.Function:
         (piece,) = self.pieces
         multiply = piece.declare(module)
-        places = [argument.type for argument in multiply.args[:3]]
+        arguments: Any = multiply.args[:3]
+        places = [each.type.pointee for each in arguments]
         if self.stacked:
-            places.insert(2, INT32.as_pointer())
-        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 7])
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
+            places.insert(2, INT32)
+        function = part_of(module, self.name, places, 7)
         emit = Emitter(function)
         b = emit.b
         x, w, *chosen, y, part, parts, rows, tokens, inner, stride, count = function.args

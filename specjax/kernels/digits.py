@@ -3,37 +3,41 @@
     x[m, i] = step[m] * (d2 * 256^2 + d1 * 256 + d0),    digits d of one byte with a sign
 
 `step` is the largest absolute value of a row over 2^23, about, so three digits are as exact as
-float32 (see `tiles.py`).  The products of a digit with the codes are summed in whole numbers, four
-bytes in one lane.  A code needs no conversion, and an instruction has four times as many products
-as one of float32.
+float32 (see `tiles.py`).  With one digit, `step` is that value over 127, and a row is rounded to
+int8.  The products of a digit with the codes are summed in whole numbers, four bytes in one lane.
+A code needs no conversion, and an instruction has four times as many products as one of float32.
+Bytes are multiplied by VNNI, which takes one side without a sign: 128 is added to codes with one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 
 from specjax.kernels.codes import Beside, Codes
 from specjax.kernels.coding import DIGIT_STEP
-from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Value, word, zeros
-
-_DIGITS = 3
-_LARGEST = 127 * 2**16
-"""The largest absolute value of three digits, about: the highest one is at most 127."""
+from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
 
 _SMALLEST = 2.0**-126
-"""The least step: a smaller one would be rounded, and digits exceed a byte."""
+"""The least step of three digits: a smaller one would be rounded, and digits exceed a byte."""
 
 _LANES = 16
 _BYTES = 4 * _LANES  # of a vector
 _SIGN = 128
-_OUTPUTS, _ROWS = 4, 2
-"""The outputs and the rows that are multiplied at once: each pair has three registers for sums."""
+_OUTPUTS, _ROWS = 4, {1: 4, 3: 2}
+"""The outputs that are multiplied at once, and the rows by their digits: each pair has a register
+for the sums of a digit."""
 
 
 class Digits(Codes):
     """The `sharing.Work` as `Codes`."""
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        if self.coding.digits == 1:  # a part multiplies little for the rows that it rounds anew
+            return emit.least(threads, worth)
+        return super().parts(emit, sizes, threads, worth)
 
     def write_part(self, function: ir.Function) -> None:
         _Part(self, function).write_all()
@@ -45,11 +49,14 @@ class _Part(Beside):
     def __init__(self, work: Codes, function: ir.Function) -> None:
         super().__init__(work, function)
         b: Any = self.b
+        self.count = self.coding.digits
+        # The largest absolute value of the digits, about: the highest one is at most 127.
+        self.largest = 127 * 2 ** (8 * (self.count - 1))
         self.vector, self.words = ir.VectorType(FLOAT, _LANES), ir.VectorType(INT32, _LANES)
         self.bytes = ir.VectorType(INT8, _BYTES)
         # Codes are multiplied without a sign, so this was added to each number.
         self.added = self.coding.offset + (_SIGN if self.coding.signed else 0)
-        numbers = b.mul(self.rows, word(_DIGITS))
+        numbers = b.mul(self.rows, word(self.count))
         taken, digits = b.mul(numbers, word(_BYTES)), b.mul(numbers, self.inner)
         size = b.add(b.add(taken, digits), b.mul(self.rows, word(4)))
         self.held = b.call(self.emit.c("malloc"), [b.add(size, word(64))])
@@ -63,7 +70,7 @@ class _Part(Beside):
         b, emit = self.b, self.emit
         with emit.loop(word(0), self.rows, 1) as (row, _, _):
             self._write_digits(row)
-        self.each_tile(self.first, self.last, _OUTPUTS, _ROWS, self._tile)
+        emit.tiles(self.first, self.last, _OUTPUTS, self.rows, _ROWS[self.count], self._tile)
         b.call(emit.c("free"), [self.held])
         b.ret_void()
 
@@ -71,32 +78,35 @@ class _Part(Beside):
         """Writes the digits of a row, its step, and what the sums of products begin with."""
         b, emit = self.b, self.emit
         x = b.gep(self.x, [b.mul(row, self.inner)])
-        step = b.fmul(emit.largest_size(x, self.inner, _LANES), ir.Constant(FLOAT, 1 / _LARGEST))
-        small = ir.Constant(FLOAT, _SMALLEST)
-        step = b.select(b.fcmp_ordered("<", step, small), small, step)
+        over = ir.Constant(FLOAT, 1 / self.largest)
+        step = b.fmul(emit.largest_size(x, self.inner, _LANES), over)
+        if self.count == 1:  # as in XLA's products, only a row of zeros has another step
+            small, least = b.fcmp_ordered("==", step, zeros(FLOAT)), 1.0
+        else:
+            small, least = b.fcmp_ordered("<", step, ir.Constant(FLOAT, _SMALLEST)), _SMALLEST
+        step = b.select(small, ir.Constant(FLOAT, least), step)
         emit.write(step, self.steps, row, 4)
-        spread, first = emit.splat(step, _LANES), b.mul(row, word(_DIGITS))
-        places = [b.gep(self.digits, [self._row(first, d, self.inner)]) for d in range(_DIGITS)]
+        spread, first = emit.splat(step, _LANES), b.mul(row, word(self.count))
+        places = [b.gep(self.digits, [self._row(first, d, self.inner)]) for d in range(self.count)]
         whole = emit.whole(self.inner, _BYTES)
-        sums = [zeros(self.words)] * _DIGITS
+        sums = [zeros(self.words)] * self.count
         for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)):
             with emit.loop(low, high, size, sums) as (at, now, following):
-                made: list[list[Value]] = [[] for _ in range(_DIGITS)]
+                made: list[list[Value]] = [[] for _ in range(self.count)]
                 for i in range(0, size, _LANES):
                     numbers = emit.read(x, b.add(at, word(i)), self.vector, 4)
                     rest = b.fptosi(emit.rounded(b.fdiv(numbers, spread)), self.words)
                     for d, mine in enumerate(made):
                         digit = b.trunc(rest, ir.VectorType(INT8, _LANES))
                         mine.append(digit)
-                        if d < _DIGITS - 1:
+                        if d < self.count - 1:
                             rest = b.sub(rest, b.sext(digit, self.words))
                             rest = b.ashr(rest, ir.Constant(self.words, [8] * _LANES))
+                ones = ir.Constant(self.bytes, [1] * _BYTES)
                 for d, mine in enumerate(made):
-                    for i, digit in enumerate(mine):
-                        emit.write(digit, places[d], b.add(at, word(i * _LANES)), 1)
-                    read = emit.read_bytes(places[d], at, size, _BYTES)
-                    ones = ir.Constant(self.bytes, [1] * _BYTES)
-                    following[d] = emit.add_products(ones, read, now[d])
+                    digits = emit.joined(mine)
+                    emit.write(digits, places[d], at, 1)
+                    following[d] = emit.add_products(ones, emit.padded(digits, _BYTES), now[d])
             sums = now
         for d, total in enumerate(sums):
             less = b.mul(total, ir.Constant(self.words, [-self.added] * _LANES))
@@ -112,8 +122,8 @@ class _Part(Beside):
             [b.add(at, word(j)) for j in range(n)] for at, n in ((i, outputs), (m, rows))
         )
         codes = [b.gep(self.codes, [b.mul(j, self.inner)]) for j in columns]
-        firsts = [b.mul(row, word(_DIGITS)) for row in mine]
-        each = [(first, d) for first in firsts for d in range(_DIGITS)]
+        firsts = [b.mul(row, word(self.count)) for row in mine]
+        each = [(first, d) for first in firsts for d in range(self.count)]
         digits = [b.gep(self.digits, [self._row(*one, self.inner)]) for one in each]
         begin = [
             emit.read(self.taken, self._row(*one, word(_LANES)), self.words, 4) for one in each
@@ -134,19 +144,26 @@ class _Part(Beside):
                         k = r * outputs + c
                         following[k] = emit.add_products(code, digit, now[k])
             sums = now
-        totals = []
-        scale = emit.constant(256.0, _LANES)
-        for r in range(rows):
-            for c in range(outputs):
-                lowest, middle, highest = (
-                    b.sitofp(sums[(r * _DIGITS + d) * outputs + c], self.vector)
-                    for d in range(_DIGITS)
-                )
-                upper = emit.multiply_add(highest, scale, middle)
-                totals.append(emit.multiply_add(upper, scale, lowest))
-        scales, found = self.scales_of(i, outputs), emit.packed_sums(totals)
+        if self.count == 1:
+            found = emit.packed_sums(sums)
+            found = b.sitofp(found, ir.VectorType(FLOAT, found.type.count))
+        else:
+            found = emit.packed_sums(self._joined(sums, outputs))
+        scales = self.scales_of(i, outputs)
         for r, row in enumerate(mine):
             step = emit.read(self.steps, row, FLOAT, 4)
             total = emit.lanes(found, range(r * outputs, (r + 1) * outputs))
             product = b.fmul(b.fmul(total, emit.splat(step, outputs)), scales)
             emit.write(product, self.y, b.add(b.mul(row, self.outputs), i), 4)
+
+    def _joined(self, sums: list[Value], outputs: int) -> list[Value]:
+        """Returns the sums of three digits as one number of each lane."""
+        scale, joined = self.emit.constant(256.0, _LANES), []
+        for first in range(0, len(sums), self.count * outputs):
+            for c in range(first, first + outputs):
+                lowest, middle, highest = (
+                    self.b.sitofp(sums[c + d * outputs], self.vector) for d in range(self.count)
+                )
+                upper = self.emit.multiply_add(highest, scale, middle)
+                joined.append(self.emit.multiply_add(upper, scale, lowest))
+        return joined

@@ -70,10 +70,4 @@ def dots(
         for (r, c), total in zip(pairs, totals, strict=True):
             emit.write(total, of.y, b.add(b.mul(mine[r], of.count), columns[c]), 4)
 
-    many = b.add(first, emit.whole(b.sub(last, first), outputs))
-    groups = emit.groups(of.rows, most)
-    for low, high, width in ((first, many, outputs), (many, last, 1)):
-        with emit.loop(low, high, width) as (i, _, _):
-            for group in groups:
-                with emit.loop(*group) as (m, _, _):
-                    block(i, width, m, group[2])
+    emit.tiles(first, last, outputs, of.rows, most, block)

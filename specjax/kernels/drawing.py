@@ -22,6 +22,7 @@ from llvmlite import ir
 
 from specjax.kernels.emitting import FLOAT, INT32, WORD, Emitter, Value, word, zeros
 from specjax.kernels.functions import exponential
+from specjax.kernels.sharing import part_of
 from specjax.kernels.threefry import bits_from, folded_key
 
 NEAR, NEAR_EACH = 5e-5, 2.0**-20
@@ -73,10 +74,7 @@ class Drawing:
         return sizes[0]
 
     def function(self, module: ir.Module) -> ir.Function:
-        places = [kind.as_pointer() for kind in (FLOAT, INT32, INT32, FLOAT, FLOAT)]
-        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 4])
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
+        function = part_of(module, self.name, (FLOAT, INT32, INT32, FLOAT, FLOAT), 4)
         _Row(self, function).write()
         return function
 

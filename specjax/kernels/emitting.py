@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -65,6 +65,27 @@ class Emitter:
             phi.add_incoming(value, b.block)
         b.branch(head)
         b.position_at_end(after)
+
+    def tiles(
+        self,
+        first: Value,
+        last: Value,
+        outputs: int,
+        rows: Value,
+        most: int,
+        tile: Callable[[Value, int, Value, int], None],
+    ) -> None:
+        """Writes `tile` for [first, last), `outputs` at once, and for groups of `most` rows.
+
+        It gets the first output and their number, and the first row and their number.
+        """
+        many = self.b.add(first, self.whole(self.b.sub(last, first), outputs))
+        groups = self.groups(rows, most)
+        for low, high, width in ((first, many, outputs), (many, last, 1)):
+            with self.loop(low, high, width) as (i, _, _):
+                for group in groups:
+                    with self.loop(*group) as (m, _, _):
+                        tile(i, width, m, group[2])
 
     def groups(self, count: Value, most: int) -> list[tuple[Value, Value, int]]:
         """Cuts range(count) into as few groups of at most `most` as can be, nearly equal in size.
@@ -235,11 +256,26 @@ class Emitter:
 
     def read_bytes(self, base: Value, at: Value, size: int, lanes: int) -> Value:
         """Reads `size` bytes into a vector of `lanes`, with zeros after them."""
-        read = self.read(base, at, ir.VectorType(INT8, size), 1)
-        if size == lanes:
-            return read
+        return self.padded(self.read(base, at, ir.VectorType(INT8, size), 1), lanes)
+
+    def padded(self, value: Value, lanes: int) -> Value:
+        """Returns a vector of `lanes` that has zeros after the lanes of a shorter one."""
+        if (size := value.type.count) == lanes:
+            return value
         mask = ir.Constant(ir.VectorType(INT32, lanes), [min(j, size) for j in range(lanes)])
-        return self.b.shuffle_vector(read, zeros(read.type), mask)
+        return self.b.shuffle_vector(value, zeros(value.type), mask)
+
+    def joined(self, vectors: Sequence[Value]) -> Value:
+        """Returns the lanes of some vectors, a power of two of them, in one."""
+        made = list(vectors)
+        while len(made) > 1:
+            both = list(range(2 * made[0].type.count))
+            mask = ir.Constant(ir.VectorType(INT32, len(both)), both)
+            made = [
+                self.b.shuffle_vector(x, y, mask)
+                for x, y in zip(made[0::2], made[1::2], strict=True)
+            ]
+        return made[0]
 
     def larger(self, x: Value, y: Value) -> Value:
         """Returns the larger one, lane by lane; y where x is NaN."""

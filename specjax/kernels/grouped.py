@@ -10,8 +10,8 @@ from jax import Array
 
 from specjax._internal.processors import processors
 from specjax.kernels import available
-from specjax.kernels.coding import ALL, VNNI, Coding
-from specjax.kernels.narrow import FEW_PROCESSORS
+from specjax.kernels.coding import ALL, DIGIT_STEP, ROUNDED_ROWS, VNNI, Coding
+from specjax.kernels.narrow import FEW_PROCESSORS, takes
 
 _MOST_ROWS = {8: 16, 16: 32}
 """The most rows for which the kernels were faster than XLA, by the float32 numbers of a vector.
@@ -144,3 +144,29 @@ def few_rows_of_codes(
     shape = jax.ShapeDtypeStruct((*rows.shape[:2], outputs), jnp.float32)
     call = jax.ffi.ffi_call(target, shape, vmap_method="sequential")
     return call(rows, *parts).reshape(*x.shape[:-1], outputs)
+
+
+def takes_rounded(rows: int, weights: Array) -> bool:
+    """Returns whether `few_rounded_rows` multiplies this many rows."""
+    return (
+        VNNI in available.byte_lanes()
+        and takes(rows, weights, 1)
+        and weights.shape[1] % DIGIT_STEP == 0
+        and takes_codes(rows, ROUNDED_ROWS)
+    )
+
+
+def few_rounded_rows(x: Array, weights: Array, scales: Array) -> Array:
+    """Computes rows, rounded to int8, times a matrix in int8, in a program for one CPU.
+
+    A row's step is its largest absolute value / 127; see `digits.py`.
+
+    Args:
+      x: [B, N, K] or [N, K] of any dtype.
+      weights: [M, K] int8.
+      scales: [M] float32, of the rows of `weights`.
+
+    Returns:
+      [B, N, M] or [N, M] float32.
+    """
+    return few_rows_of_codes(ROUNDED_ROWS, x, weights, scales[:, None], None, None)

@@ -23,7 +23,7 @@ from llvmlite import ir
 
 from specjax.kernels.attending import Attention
 from specjax.kernels.codes import Codes
-from specjax.kernels.coding import ALL, Coding
+from specjax.kernels.coding import ALL, ROUNDED_ROWS, Coding
 from specjax.kernels.columns import share_of
 from specjax.kernels.digits import Digits
 from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
@@ -33,8 +33,7 @@ from specjax.kernels.layer_forms import MATRICES, LayersForm
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
 from specjax.kernels.rounded_codes import RoundedCodes
-from specjax.kernels.rounded_rows import RoundedRows
-from specjax.kernels.sharing import wait_for
+from specjax.kernels.sharing import part_of, wait_for
 
 _Read = Callable[[Value, Value], Value]
 
@@ -145,32 +144,27 @@ class Layers:
     @property
     def pieces(self) -> Sequence[Piece]:
         """Returns attention, and the products; of codes that of each matrix."""
-        if self.form.weight == "int8":
-            return *self.attention.pieces, *RoundedRows().pieces
-        if self.form.weight == "codes":
+        if self.codes:
             return *self.attention.pieces, *[work.pieces[0] for work in self.codes.values()]
         return *self.attention.pieces, loops(FORMS[self.form.weight], self.machine)
 
     @property
     def codes(self) -> dict[str, Codes]:
-        """Returns the products with matrices of codes, by their names."""
+        """Returns the products with matrices of codes and of int8, by their names."""
 
         def work(coding: Coding) -> Codes:
             if coding.rounded:
                 return RoundedCodes(coding, self.machine, self.vnni)
             return (Digits if coding.digits else Codes)(coding, self.machine)
 
-        return {
-            name: work(coding) for name, coding in zip(MATRICES, self.form.codings, strict=False)
-        }
+        int8 = self.form.weight == "int8"
+        codings = (ROUNDED_ROWS,) * len(MATRICES) if int8 else self.form.codings
+        return {name: work(coding) for name, coding in zip(MATRICES, codings, strict=False)}
 
     def function(self, module: ir.Module) -> ir.Function:
         others = {"visible": INT8, "starts": INT32, TABLE: INT32}
         places = [others.get(name, FLOAT) for name in self.order]
-        kinds = [*(kind.as_pointer() for kind in places), *[WORD.as_pointer()] * 2]
-        signature = ir.FunctionType(ir.VoidType(), [*kinds, *[WORD] * (3 + len(_PLACES))])
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
+        function = part_of(module, self.name, [*places, WORD, WORD], 3 + len(_PLACES))
         _Part(self, module, function).write_all()
         return function
 
@@ -373,12 +367,7 @@ class _Part:
     ) -> None:
         """Multiplies all rows with the columns of a part."""
         b, multiply = self.b, self.multiply[0]
-        if self.form.weight == "int8":
-            matrix = self.buffer(name, INT8), self.buffer(f"{name}_scale")
-            sizes = self.s.batch, self.s.width, inner, count
-            b.call(multiply, [x, *matrix, y, part, self.some, *sizes])
-            return
-        if self.form.weight == "codes":
+        if self.codes:
             work, groups = self.codes[name], word(1)
             if (group := work.coding.group) != ALL:
                 groups = b.sdiv(b.add(inner, word(group - 1)), word(group))

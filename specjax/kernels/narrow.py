@@ -9,7 +9,6 @@ from jax.typing import DTypeLike
 
 from specjax._internal.processors import processors
 from specjax.kernels import available
-from specjax.kernels.coding import VNNI
 
 _MOST_ROWS = {
     8: {"float32": 20, "bfloat16": 16, "int8": 64},
@@ -23,9 +22,6 @@ _PANELS, FEW_PROCESSORS = 128, 8
 """The most rows for weights in float32 on so many processors with vectors of 512 bits.  On two,
 products of 64 and 128 rows took 0.7 to 1.0 of XLA's time, and XLA's may spread over many better.
 """
-
-_EACH = 16
-"""The inputs that `few_rounded_rows` reads at once."""
 
 _UNMEASURED = 16
 """The most rows for processors with other vectors."""
@@ -82,36 +78,6 @@ def _called(target: str, x: Array, columns: int, result: DTypeLike, *given: Arra
     shape = jax.ShapeDtypeStruct((*rows.shape[:2], columns), result)
     call = jax.ffi.ffi_call(target, shape, vmap_method="sequential")
     return call(rows, *given).reshape(*x.shape[:-1], columns)
-
-
-def takes_rounded(rows: int, weights: Array) -> bool:
-    """Returns whether `few_rounded_rows` multiplies this many rows."""
-    return (
-        VNNI in available.byte_lanes()
-        and takes(rows, weights, 1)
-        and weights.shape[1] % _EACH == 0
-        and available.made("rounded_rows", "int8") is not None
-    )
-
-
-def few_rounded_rows(x: Array, weights: Array, scales: Array) -> Array:
-    """Computes rows, rounded to int8, times a matrix in int8, in a program for one CPU.
-
-    A row's step is its largest absolute value / 127; see `rounded_rows.py`.
-
-    Args:
-      x: [B, N, K] or [N, K] of any dtype.
-      weights: [M, K] int8.
-      scales: [M] float32, of the rows of `weights`.
-
-    Returns:
-      [B, N, M] or [N, M] float32.
-    """
-    target = available.made("rounded_rows", "int8")
-    if target is None:
-        raise ValueError("no kernel that rounds rows on this CPU; ask `takes_rounded` first")
-    rounded = x.astype(jnp.float32)
-    return _called(target, rounded, len(weights), jnp.float32, weights, scales)
 
 
 def takes_stacked(weights: Array) -> bool:

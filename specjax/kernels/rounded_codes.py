@@ -90,10 +90,10 @@ class _Part(Beside):
         # With one row more outputs at once are more streams from memory.
         one = b.icmp_signed("<=", self.rows, word(1))
         middle = b.select(one, self.last, self.first)
-        self.each_tile(self.first, middle, 4, 1, self._tile)
+        emit.tiles(self.first, middle, 4, self.rows, 1, self._tile)
         few = self.machine.registers < 32
         outputs, rows = (4, 2) if few else (5, 3) if self.coding.bits == 4 else (4, 4)
-        self.each_tile(middle, self.last, outputs, rows, self._tile)
+        emit.tiles(middle, self.last, outputs, self.rows, rows, self._tile)
         b.call(emit.c("free"), [self.held])
         b.ret_void()
 
@@ -135,24 +135,13 @@ class _Part(Beside):
         emit, many = self.emit, 8 if self.coding.bits == 4 else 4
         ordered = []
         for first in range(0, len(vectors), many):
-            whole = self._joined(vectors[first : first + many])
+            whole = self.emit.joined(vectors[first : first + many])
             if self.coding.bits == 8:
                 ordered.append(whole)
             else:
                 count = whole.type.count
                 ordered += [emit.lanes(whole, range(half, count, 2)) for half in (0, 1)]
         return ordered
-
-    def _joined(self, vectors: Sequence[Value]) -> Value:
-        made = list(vectors)
-        while len(made) > 1:
-            both = list(range(2 * made[0].type.count))
-            mask = ir.Constant(ir.VectorType(INT32, len(both)), both)
-            made = [
-                self.b.shuffle_vector(x, y, mask)
-                for x, y in zip(made[0::2], made[1::2], strict=True)
-            ]
-        return made[0]
 
     def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
         """Computes the products of some rows with some outputs."""

@@ -71,6 +71,14 @@ class Work(Protocol):
         ...
 
 
+def part_of(module: ir.Module, name: str, places: Sequence[ir.Type], words: int) -> ir.Function:
+    """Declares `Work.function`: it gets addresses of `places`, then so many words."""
+    arguments = [*(place.as_pointer() for place in places), *[WORD] * words]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), f"{name}_part")
+    function.linkage = "internal"
+    return function
+
+
 @runtime_checkable
 class Phased(Work, Protocol):
     """A work whose parts wait for one another, with buffers that are repeated for each layer.

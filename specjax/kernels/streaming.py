@@ -12,8 +12,8 @@ from specjax.kernels.forms import Machine, Operands
 FEW = 6
 """The most rows for which reading the matrix takes longer than multiplying."""
 
-_AT_ONCE = 2
-"""The rows of x whose sums pass together; more of them take longer to compile and are no faster."""
+_AT_ONCE = {32: FEW, 16: 2}
+"""The rows of x whose sums pass together, by the number of the processor's vector registers."""
 
 _AHEAD = 8
 """The rows of the matrix after which a prefetched one is read."""
@@ -27,14 +27,20 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
 
     Memory is fastest when neighbouring columns are read one after the other.  So all columns of a
     few rows of the matrix pass at once, and the sums are read and written again each time.
-    Meanwhile the next rows are prefetched, and further rows of x find these in a cache.
+    Meanwhile the next rows are prefetched, and further rows of x find these in a cache.  The last
+    rows and columns, too few for vectors, are multiplied with one row of x at a time.
     """
     b, lanes = emit.b, machine.lanes
     # Short vectors pass by cache lines, two at once, or the loop would take longer than memory.
     depth, at_once = (8, lanes) if machine.registers >= 32 else (4, 4 * lanes)
 
-    def add(k: Value, deep: int, m: Value, many: int) -> None:
-        """Adds rows [k, k + deep) of the matrix to the sums of `many` rows of x."""
+    def add(k: Value, deep: int, m: Value, many: int, begin: Value, stop: Value, step: int) -> None:
+        """Adds rows [k, k + deep) of the matrix to the sums of `many` rows of x.
+
+        Args:
+          begin, stop: the columns.
+          step: how many of them pass at once.
+        """
         weights = [b.gep(of.w, [b.mul(b.add(k, word(i)), of.stride)]) for i in range(deep)]
         mine = [b.add(m, word(i)) for i in range(many)]
         sums = [b.gep(of.y, [b.mul(i, of.count)]) for i in mine]
@@ -45,32 +51,37 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
             ]
             for i in mine
         ]
-        begin = start
-        for step in sorted({at_once, lanes, 1}, reverse=True):
-            stop = b.add(begin, emit.whole(b.sub(end, begin), step))
-            kind = FLOAT if step == 1 else ir.VectorType(FLOAT, step)
-            by = factors
-            if step > 1:
-                by = [[emit.splat(factor, step) for factor in row] for row in factors]
-            with emit.loop(begin, stop, step) as (j, _, _):
-                if step > 1:
-                    later = b.add(j, b.mul(of.stride, word(_AHEAD)))
-                    for row, line in itertools.product(weights, range(0, step, _LINE)):
-                        emit.prefetch(b.gep(row, [b.add(later, word(line))]))
-                totals = [emit.read(place, j, kind, 4) for place in sums]
-                for i in range(deep):
-                    weight = emit.weights(weights[i], j, None if step == 1 else step)
-                    totals = [
-                        emit.multiply_add(row[i], weight, total)
-                        for row, total in zip(by, totals, strict=True)
-                    ]
-                for total, place in zip(totals, sums, strict=True):
-                    emit.write(total, place, j, 4)
-            begin = stop
+        kind = FLOAT if step == 1 else ir.VectorType(FLOAT, step)
+        if step > 1:
+            factors = [[emit.splat(factor, step) for factor in row] for row in factors]
+        with emit.loop(begin, stop, step) as (j, _, _):
+            if step > 1 and deep > 1:
+                later = b.add(j, b.mul(of.stride, word(_AHEAD)))
+                for row, line in itertools.product(weights, range(0, step, _LINE)):
+                    emit.prefetch(b.gep(row, [b.add(later, word(line))]))
+            totals = [emit.read(place, j, kind, 4) for place in sums]
+            for i in range(deep):
+                weight = emit.weights(weights[i], j, None if step == 1 else step)
+                totals = [
+                    emit.multiply_add(row[i], weight, total)
+                    for row, total in zip(factors, totals, strict=True)
+                ]
+            for total, place in zip(totals, sums, strict=True):
+                emit.write(total, place, j, 4)
 
-    whole, groups = emit.whole(of.inner, depth), emit.groups(of.rows, _AT_ONCE)
-    for low, high, step in ((word(0), whole, depth), (whole, of.inner, 1)):
-        with emit.loop(low, high, step) as (k, _, _):
-            for group in groups:
-                with emit.loop(*group) as (m, _, _):
-                    add(k, step, m, group[2])
+    whole = emit.whole(of.inner, depth)
+    count = b.sub(end, start)
+    far, near = (b.add(start, emit.whole(count, step)) for step in (at_once, lanes))
+    singly, together = [(word(0), of.rows, 1)], emit.groups(of.rows, _AT_ONCE[machine.registers])
+    wide, narrow, rest = (start, far, at_once), (far, near, lanes), (near, end, 1)
+    many = [wide] if at_once == lanes else [wide, narrow]
+    for low, high, deep, groups, columns in (
+        (word(0), whole, depth, together, many),
+        (word(0), whole, depth, singly, [rest]),
+        (whole, of.inner, 1, singly, [*many, rest]),
+    ):
+        with emit.loop(low, high, deep) as (k, _, _):
+            for first, last, size in groups:
+                with emit.loop(first, last, size) as (m, _, _):
+                    for begin, stop, step in columns:
+                        add(k, deep, m, size, begin, stop, step)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from specjax.kernels.emitting import INT32, WORD, Emitter, Value, word
+from specjax.kernels.emitting import INT32, Emitter, Value, word
+from specjax.kernels.sharing import part_of
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _ROUNDS = 5  # each of four rotations
@@ -42,10 +43,7 @@ class RandomBits:
         return emit.least(threads, worth)
 
     def function(self, module: ir.Module) -> ir.Function:
-        places = [INT32.as_pointer()] * 3
-        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 4])
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
+        function = part_of(module, self.name, (INT32,) * 3, 4)
         emit = Emitter(function)
         b = emit.b
         keys, folded, result, part, parts, count, size = function.args

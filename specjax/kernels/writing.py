@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from specjax.kernels.emitting import INT16, INT32, WORD, Emitter, Value, word
+from specjax.kernels.sharing import part_of
 
 KINDS = {"float32": (INT32, 4), "bfloat16": (INT16, 2), "float16": (INT16, 2)}
 """The type as which numbers of a dtype are copied, and its bytes."""
@@ -46,12 +47,7 @@ class Writing(_RowByRow):
 
     def function(self, module: ir.Module) -> ir.Function:
         kind, size = KINDS[self.dtype]
-        places = [kind, INT32, INT32, kind, kind]
-        signature = ir.FunctionType(
-            ir.VoidType(), [*(place.as_pointer() for place in places), *[WORD] * 7]
-        )
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
+        function = part_of(module, self.name, (kind, INT32, INT32, kind, kind), 7)
         emit = Emitter(function)
         b = emit.b
         new, table, start, _, pages, row, _, _, heads, width, dim, most = function.args
@@ -95,10 +91,7 @@ class SlotsWriting(_RowByRow):
 
     def function(self, module: ir.Module) -> ir.Function:
         kind, size = KINDS[self.dtype]
-        places = [each.as_pointer() for each in (kind, INT32, kind, kind)]
-        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 7])
-        function = ir.Function(module, signature, f"{self.name}_part")
-        function.linkage = "internal"
+        function = part_of(module, self.name, (kind, INT32, kind, kind), 7)
         emit = Emitter(function)
         b = emit.b
         new, start, _, cache, row, _, _, heads, width, dim, slots = function.args

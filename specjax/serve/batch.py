@@ -473,19 +473,21 @@ class Device:
         assert self.state is not None
         self.state = dataclasses.replace(self.state, done=self._end(self.state.done, ended))
 
-    def run(self, steps: int, live: np.ndarray, least: int) -> None:
-        """Runs a few steps of the rows in the slots `live` [slots]; those of others are done.
+    def run(self, steps: int, live: np.ndarray, least: int, present: np.ndarray) -> None:
+        """Runs a few steps of the rows in the slots `live` [slots].
 
         Args:
           steps: at most so many.
           live: their slots.
           least: so many once one of these rows is done.
+          present: [slots] these slots, and those of rows that may be done or not.  Such a row
+            takes steps with the live rows of its width; without any it stays as it is, since a step
+            of another width would change its bits.
         """
-        widths = sorted(set(self._width[live].tolist()))
-        for width in widths:
+        for width in sorted(set(self._width[live].tolist())):
             own = self._width == width
-            waiting = live & ~own if len(widths) > 1 else None
-            self._run(width, steps, least, live & own, waiting)
+            others = present & ~own
+            self._run(width, steps, least, live & own, others if others.any() else None)
 
     def _run(
         self,

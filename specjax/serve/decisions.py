@@ -184,8 +184,8 @@ class Doing:
     def _end(self, ended: np.ndarray) -> None:
         self._device.end(ended)
 
-    def _run(self, steps: int, live: np.ndarray, least: int) -> None:
-        self._device.run(steps, live, least)
+    def _run(self, steps: int, live: np.ndarray, least: int, present: np.ndarray) -> None:
+        self._device.run(steps, live, least, present)
 
     def _peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
         waiting = self._device.peek(length, written)
@@ -263,8 +263,8 @@ class Leader:
     def end(self, ended: np.ndarray) -> None:
         self._decide("end", ended)
 
-    def run(self, steps: int, live: np.ndarray, least: int) -> None:
-        self._decide("run", steps, live, least)
+    def run(self, steps: int, live: np.ndarray, least: int, present: np.ndarray) -> None:
+        self._decide("run", steps, live, least, present)
 
     def peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
         self._decide("peek", length, written)

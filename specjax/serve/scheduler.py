@@ -6,9 +6,10 @@ A turn reads chunks of prompts and then runs a few steps of the batch.  The devi
 before the host reads the tokens of this one, so it does not wait for the host.  Who has left is
 known a turn late, and a row that is done changes no more.  While a slot is free a turn of a CPU has
 half as many steps, and the device is asked for it in the middle of the one before: a request that
-comes until then is read first.  Rows that draft end at steps of their own.  So on a CPU a turn of
-theirs ends with a row, and so does the turn after it, which the device has been asked for already:
-it takes only the steps in which the host learns of the end.
+comes until then is read first.  Rows that draft end at steps of their own, and so do rows of which
+some have many more tokens left than others.  Then a turn of a CPU ends with a row, and so does the
+turn after it, which the device has been asked for already: it takes only the steps in which the
+host learns of the end.
 
 While texts are written a turn reads one chunk, and more of them as long as it takes at most two and
 a half times as long as a turn without reading, so that no text waits long.  While no text is
@@ -33,7 +34,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -86,7 +87,7 @@ _ANSWER = 0.005
 and who got its text sends the next request.
 """
 
-_LONGER = 1.5
+_LONGER = 1.2
 """The most steps of a turn in those that turns have taken lately: many end early where many rows
 are done, and a few long ones between them would make a text stutter.
 """
@@ -470,13 +471,13 @@ class Scheduler:
         if self._paging is not None:
             steps, left = self._make_room(steps), self._steps_left()
         if left:
-            self._ask(self._up_to_an_end(steps, left.values()), set(left), reads)
+            self._ask(self._up_to_an_end(steps, left.values()), left, reads)
         else:
             self._device.tell()
         if self._asked and (len(self._asked) > 1 or not left):
             self._take_news()
 
-    def _steps_now(self, left: Collection[int]) -> int:
+    def _steps_now(self, left: Mapping[int, int]) -> int:
         """Returns the steps of a turn of the slots `left`: half as many while another one is free.
 
         A request may come for it.  While a request waits, a turn takes at most `_OF_A_TEXT` of the
@@ -495,17 +496,22 @@ class Scheduler:
             steps = min(steps, max(1, most))
         return steps
 
-    def _ends_apart(self, numbers: Iterable[int]) -> bool:
-        """Returns whether rows of these slots end at steps of their own, so that a turn ends too.
+    def _ends_apart(self, left: Mapping[int, int]) -> bool:
+        """Returns whether rows end at steps of their own, so that a turn ends with each of them.
 
-        Rows without drafts that begin together mostly end in one turn, and are followed by others
-        together, so a turn that ends early gains nothing.  On an accelerator turns may be too short
-        for the host.
+        Rows without drafts that have about as many steps left end in the same turn, and the rows
+        that follow them begin together, so to end that turn early gains nothing.  On an accelerator
+        turns may be too short for the host.
+
+        Args:
+          left: the steps that the row in each slot can still take.
         """
-        if self._device.pads:
+        if self._device.pads or not left:
             return False
-        rows = [slot.admission.row for n in numbers if (slot := self._slots[n]).admission]
-        return any(self._device.parts_of(row) for row in rows)
+        rows = [slot.admission.row for n in left if (slot := self._slots[n]).admission]
+        if any(self._device.parts_of(row) for row in rows):
+            return True
+        return max(left.values()) - min(left.values()) > self._steps
 
     def _steps_left(self) -> dict[int, int]:
         """Returns the steps that each row can still take; each writes a token, or more."""
@@ -533,24 +539,26 @@ class Scheduler:
         asked = [one for one in self._asked if any(x is slot for x in one.slots)]
         return sum(one.expected if expected else one.steps for one in asked)
 
-    def _ask(self, steps: int, rows: set[int], reads: bool) -> None:
-        """Asks the device for steps of the rows in these slots, and for their tokens."""
-        live = np.array([number in rows for number in range(len(self._slots))])
+    def _ask(self, steps: int, left: Mapping[int, int], reads: bool) -> None:
+        """Asks the device for steps of the rows that have some `left`, and for their tokens."""
+        live = np.array([number in left for number in range(len(self._slots))])
         length = np.array([slot.length for slot in self._slots], np.int32)
         written = np.array([slot.written for slot in self._slots], np.int32)
         least = steps
-        if self._ends_apart(rows) and self._step_seconds:
+        if self._ends_apart(left) and self._step_seconds:
             least = min(steps, max(1, round(_ANSWER / self._step_seconds)))
-        self._device.run(steps, live, least)
+        # If the turn before ends early, a row that the host takes for done may have steps left.
+        present = np.array([slot.handle is not None for slot in self._slots])
+        self._device.run(steps, live, least, present)
         # Before the tokens: several processes compare the tokens that they were asked for last
         # before they are told more, and would wait for the end of this turn.
         logprobs = {
             number: self._device.recorded(number, slot.length)
             for number, slot in enumerate(self._slots)
-            if number in rows and slot.handle is not None and slot.handle.wants is not None
+            if number in left and slot.handle is not None and slot.handle.wants is not None
         }
         news = self._device.peek(length, written)
-        slots = [slot if n in rows else None for n, slot in enumerate(self._slots)]
+        slots = [slot if n in left else None for n, slot in enumerate(self._slots)]
         self._asked.append(_Asked(news, slots, length.tolist(), steps, least, reads, logprobs))
 
     def _take_news(self) -> None:
@@ -684,9 +692,9 @@ class Scheduler:
         """Reads chunks of prompts.  Returns False if there was nothing to read."""
         most = max(_TOGETHER, len(self._slots) // 2)
         if self._running():
-            running = (n for n, slot in enumerate(self._slots) if slot.handle is not None)
-            steps = _LONGER if self._ends_apart(running) else 1.0  # in turns without reading
-            reading = (_READING - steps) * self._turn_seconds
+            # How long the steps of this turn may take, in turns without reading.
+            longest = _LONGER if self._ends_apart(self._steps_left()) else 1.0
+            reading = (_READING - longest) * self._turn_seconds
             most = int(reading / self._device.chunk_seconds)
         left = self._device.chunk * max(1, min(most, len(self._slots)))
         moved = False

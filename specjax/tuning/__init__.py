@@ -26,11 +26,13 @@ if TYPE_CHECKING:
         Candidate,
         Plan,
         Tree,
+        Weights,
         about,
         contexts_of,
         fastest_tree,
         read_plan,
         saved_plan,
+        weights_of,
     )
 
 __getattr__ = lazily(__name__, __file__)
@@ -42,6 +44,7 @@ __all__ = [
     "OptionClock",
     "Plan",
     "Tree",
+    "Weights",
     "about",
     "add_demand",
     "awake_cost",
@@ -58,4 +61,5 @@ __all__ = [
     "seconds_of",
     "step_costs",
     "step_seconds",
+    "weights_of",
 ]

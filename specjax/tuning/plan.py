@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -19,6 +20,7 @@ from specjax._internal.paths import cache_folder
 from specjax.decoding import Decoder
 from specjax.drafters import cost_aware
 from specjax.methods import Drafter
+from specjax.models import LanguageModel
 from specjax.proposers import Adaptive
 from specjax.tuning.calibrate import Learned
 
@@ -73,7 +75,7 @@ class Tree:
 class Plan:
     """The measured seconds of a step with each option, and the speeds that follow from them."""
 
-    about: dict[str, Any]  # the models' structures, device, versions, rows; the key of the file
+    about: dict[str, Any]  # structures, weights, device, versions, rows; the file's key
     seconds: tuple[float, ...]  # of a step with each of `Adaptive.options`
     prior: tuple[float, float]  # acceptance rates of lookup and drafter
     candidates: tuple[Candidate, ...]  # plain decoding first, then the others, "auto" last
@@ -161,15 +163,32 @@ class Plan:
         return f'The fastest is {best.name}. proposer="auto" starts from these figures.'
 
 
+Weights = tuple[tuple[str, int], ...]
+"""Dtypes, each with the number of its elements."""
+
 _SHORT = 1024
 """Tokens.  Texts up to this length share a plan: their keys cost little beside the weights."""
 
 
-def about(decoder: Decoder, rows: int, samples: bool, context: int = _SHORT) -> dict[str, Any]:
-    """Returns the data on which the seconds of a step depend, without the weights.
+def weights_of(target: LanguageModel, drafter: Drafter) -> Weights:
+    """Returns how many numbers of each dtype the weights have: a step takes as long as they do.
+
+    The same model may have weights in float32 and as codes of 8 bits.
+    """
+    found = collections.Counter[str]()
+    for leaf in jax.tree.leaves((target.params, drafter.weights)):
+        found[str(leaf.dtype)] += leaf.size
+    return tuple(sorted(found.items()))
+
+
+def about(
+    decoder: Decoder, weights: Weights, rows: int, samples: bool, context: int = _SHORT
+) -> dict[str, Any]:
+    """Returns the data on which the seconds of a step depend.
 
     Args:
       decoder: of an `Adaptive` proposer.
+      weights: as `weights_of` returns them.
       rows: that are decoded together.
       samples: whether a row samples.
       context: tokens of the longest text; steps in longer texts take longer, and those of a draft
@@ -179,6 +198,7 @@ def about(decoder: Decoder, rows: int, samples: bool, context: int = _SHORT) -> 
     device = jax.devices()[0]
     return {
         "structure": _digest((decoder.target, decoder.proposer)),
+        "weights": dict(weights),
         "options": [list(option) for option in decoder.proposer.options],
         "rows": 1 << (rows - 1).bit_length(),
         "context": contexts_of(context)[-1],
@@ -218,12 +238,21 @@ def fastest_tree(
 
 
 def saved_plan(about: dict[str, Any]) -> Plan | None:
-    """Returns the saved plan for the same structure, device and versions, or None.
+    """Returns the saved plan for the same structure, weights, device and versions, or None.
 
-    A damaged file is reported once, and counts as missing: the plan is made anew.
+    A damaged file is reported once, and counts as missing: the plan is made anew.  So is a file of
+    an earlier version, which does not say of what weights it is.
     """
     path = Plan(about, (), (0.0, 0.0), ()).path
     if not path.exists():
+        unsaid = {name: value for name, value in about.items() if name != "weights"}
+        earlier = Plan(unsaid, (), (0.0, 0.0), ()).path
+        if earlier.exists():
+            _tell(
+                f"the plan {earlier} is of an earlier version of specjax and does not say of what "
+                "weights (float32, int8) it is, so it is not used: delete it, or run specjax tune "
+                "again"
+            )
         return None
     try:
         found = json.loads(path.read_text())
@@ -234,16 +263,20 @@ def saved_plan(about: dict[str, Any]) -> Plan | None:
         candidates = tuple(Candidate(**one) for one in found["candidates"])
         tree = _tree_of(found.get("tree"))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        told = f"the plan {path} cannot be used ({error}); a new one is made"
-        if told not in _told:  # one call may look for the plan more than once
-            _told.add(told)
-            warnings.warn(told, stacklevel=2)
+        _tell(f"the plan {path} cannot be used ({error}); a new one is made")
         return None
     rates = float(prior[0]), float(prior[1])
     return Plan(about, tuple(seconds.tolist()), rates, candidates, tree)
 
 
 _told: set[str] = set()
+
+
+def _tell(what: str) -> None:
+    """Warns once: one call may look for a plan more than once."""
+    if what not in _told:
+        _told.add(what)
+        warnings.warn(what, stacklevel=3)
 
 
 def _tree_of(found: Any) -> Tree | None:

@@ -34,8 +34,9 @@ def test_an_inexact_rule_is_measured_and_passes():
     assert "(inexact)" in str(report)
 
 
-def test_a_suspicion_is_confirmed_by_fresh_samples(monkeypatch):
-    """A p-value below the significance alone fails nothing; one far below it does."""
+def test_fresh_samples_decide_a_suspicion(monkeypatch):
+    """One p-value just below the significance does not fail yet, and one just above it does not
+    pass yet; one far below it fails at once."""
     again = []
 
     def first_unlucky(self, first, batches):
@@ -51,6 +52,9 @@ def test_a_suspicion_is_confirmed_by_fresh_samples(monkeypatch):
         ((0.5,), True, 1),
         ((1e-4, 0.5), True, 2),
         ((1e-4, 1e-4), False, 2),
+        ((8e-3, 1e-4), False, 2),
+        ((8e-3, 8e-3), True, 2),
+        ((2e-2,), True, 1),
         ((1e-9,), False, 1),
     ):
         again.clear()

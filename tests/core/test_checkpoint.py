@@ -31,34 +31,15 @@ def logits(loaded, tokens):
 
 # --- round trips ----------------------------------------------------------------------------------
 
-SAVED = {
-    "float32": {},
-    "bfloat16": {},
-    "tied": {"tie_word_embeddings": True},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    "head_dim": {"head_dim": 6},
-    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}},
-    "llama3": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        }
-    },
-}
-
 
 @pytest.mark.parametrize("files", ["kept", "new"])
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", folders.SAVED)
 def test_round_trip(name, files, tmp_path):
     """load(save(model)) is the model, bit for bit: configuration, weights, tokenizer, EOS,
     sampling defaults."""
     dtype = "bfloat16" if name == "bfloat16" else "float32"
     first = specjax.load(
-        folders.write(folders.random_llama(6, **SAVED[name]), f"trip-{name}"), dtype
+        folders.write(folders.random_llama(6, **folders.SAVED[name]), f"trip-{name}"), dtype
     )
     first = dataclasses.replace(first, eos=(0, 7), defaults={"temperature": 0.5, "min_p": 0.1})
     specjax.save(first if files == "kept" else dataclasses.replace(first, files={}), tmp_path)

@@ -76,8 +76,8 @@ class Toy:
     def end(self, ended: np.ndarray) -> None:
         self.calls.append(ended.tolist())
 
-    def run(self, steps: int, live: np.ndarray, least: int) -> None:
-        self.calls.append((steps, live.tolist(), least))
+    def run(self, steps: int, live: np.ndarray, least: int, present: np.ndarray) -> None:
+        self.calls.append((steps, live.tolist(), least, present.tolist()))
 
     def peek(self, length: np.ndarray, written: np.ndarray) -> Callable[[], list[News]]:
         self.peeks += 1
@@ -107,7 +107,7 @@ def run(fault: str = "none", other_from: int = 99) -> tuple[Toy, Toy, Exception 
             reading = leader.read(leader.empty(), np.arange(turn), 0, 8, frozenset())
             leader.insert(turn % 2, reading, row)
             leader.end(np.array([False, True]))
-            leader.run(2, np.array([True, False]), 1)
+            leader.run(2, np.array([True, False]), 1, np.array([True, True]))
             assert len(one.calls) == 5 * turn  # nothing is done before the others are told
             news = leader.peek(np.array([turn]), np.array([0]))()
             assert news[0].tokens == [5 * (turn + 1)]
@@ -175,7 +175,7 @@ def test_a_message_is_sent_each_turn():
     leader = Leader(Toy(), Counting([]))  # pyright: ignore[reportArgumentType]
     for turn in range(3):
         leader.insert(0, leader.read(leader.empty(), 0), "row")  # pyright: ignore
-        leader.run(4, np.array([True]), 4)
+        leader.run(4, np.array([True]), 4, np.array([True]))
         leader.peek(np.array([turn]), np.array([0]))
     leader.tell()
     assert [message.number for message in sent] == [0, 1, 2]

@@ -18,24 +18,6 @@ from specjax.models import LinenModel, quantise
 from specjax.models.layers import look_up
 from specjax.models.products import dot_general, float32_dot_general
 
-FORMS = ("cpu", "tpu", "cuda")
-
-
-@pytest.fixture(params=FORMS[1:])
-def elsewhere(request, monkeypatch):
-    """Every choice falls as on another platform."""
-
-    def choose(*operands, default, **forms):
-        return forms.get(request.param, default)(*operands)
-
-    def go():
-        jax.clear_caches()
-        monkeypatch.setattr(jax.lax, "platform_dependent", choose)
-
-    yield go
-    monkeypatch.undo()
-    jax.clear_caches()
-
 
 def test_a_choice_is_made_where_a_program_is_lowered():
     """Not by the default platform of the process: the same trace is lowered for two platforms."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from specjax import kernels
+from specjax.kernels.coding import ROUNDED_ROWS
 from specjax.models import Int8, cpu_int8_dot_general, int8_dot_general
 
 # Inputs above, below and between vectors; outputs that are no multiple of what is multiplied at
@@ -31,7 +32,7 @@ def test_the_bits_are_those_of_xla(inner: int, outer: int):
     x = x.at[:, 1].set(0).at[:, 2].mul(1e-30).at[:, 3, 0].mul(1e30)  # rows with other steps
     expected = jax.jit(lambda x: multiply(int8_dot_general, x, matrix))(x)
     ours = jax.jit(lambda x: [multiply(cpu_int8_dot_general, x[:, :n], matrix) for n in ROWS])
-    assert ours.lower(x).as_text().count("@specjax_rounded_rows_int8(") == len(ROWS)
+    assert ours.lower(x).as_text().count(f"@{ROUNDED_ROWS.name}(") == len(ROWS)
     for rows, found in zip(ROWS, ours(x), strict=True):
         np.testing.assert_array_equal(found, expected[:, :rows])
 

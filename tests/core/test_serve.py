@@ -178,7 +178,7 @@ def test_a_turn_is_shorter_while_a_slot_is_free(monkeypatch, accelerator, steps)
     made = engine()
     monkeypatch.setattr(made._device, "pads", accelerator)
     monkeypatch.setattr(made._scheduler, "_steps", 7)
-    assert made._scheduler._steps_now(()) == steps
+    assert made._scheduler._steps_now({}) == steps
 
 
 @pytest.mark.parametrize("where", ["_queue", "_admissions"])
@@ -196,7 +196,7 @@ def test_a_turn_is_short_beside_a_text_while_a_request_waits(
         "_steps": 40, "_step_seconds": 0.01, "_mean_seconds": seconds, where: [None] * waits,
     }.items():  # fmt: skip
         monkeypatch.setattr(made, name, value)
-    found = made._steps_now(range(len(made._slots)))
+    found = made._steps_now(dict.fromkeys(range(len(made._slots)), 50))
     monkeypatch.undo()
     assert found == steps
 
@@ -205,7 +205,7 @@ def test_a_turn_is_short_beside_a_text_while_a_request_waits(
     (False, "draft", True), (False, "none", False), (True, "draft", False),
 ])  # fmt: skip
 def test_a_turn_ends_with_a_text_of_drafts(monkeypatch, accelerator, name, apart):
-    """Rows without drafts end together, and on an accelerator a turn may be too short."""
+    """One row without drafts ends as is expected; on an accelerator a turn may be too short."""
     made = engine()
     scheduler, device = made._scheduler, made._device
     monkeypatch.setattr(device, "pads", accelerator)
@@ -213,9 +213,9 @@ def test_a_turn_ends_with_a_text_of_drafts(monkeypatch, accelerator, name, apart
     monkeypatch.setattr(scheduler, "_steps", 40)
     run, asked = device.run, []
 
-    def watched(steps: int, live: np.ndarray, least: int) -> None:
+    def watched(steps: int, live: np.ndarray, least: int, present: np.ndarray) -> None:
         asked.append(least < steps)
-        run(steps, live, least)
+        run(steps, live, least, present)
 
     monkeypatch.setattr(device, "run", watched)
     monkeypatch.setattr(scheduler, "_adapt", lambda *_: None)
@@ -223,25 +223,57 @@ def test_a_turn_ends_with_a_text_of_drafts(monkeypatch, accelerator, name, apart
     assert any(asked) == apart
 
 
+@pytest.mark.parametrize(("accelerator", "left", "apart"), [
+    (False, {0: 10, 2: 51}, True), (False, {0: 10, 1: 50, 2: 50}, False), (False, {1: 7}, False),
+    (False, {}, False), (True, {0: 10, 2: 51}, False),
+])  # fmt: skip
+def test_rows_without_drafts_end_apart_if_they_end_in_other_turns(
+    monkeypatch, accelerator, left, apart
+):
+    """Those that end in one turn are followed by others together."""
+    made = engine()._scheduler
+    monkeypatch.setattr(made._device, "pads", accelerator)
+    monkeypatch.setattr(made, "_steps", 40)
+    assert made._ends_apart(left) is apart
+
+
+def filled(made: Engine, *requests: Request) -> Any:
+    """The device of an idle engine, with these requests in its first slots."""
+    made.submit(ask(max_new_tokens=2)).result(60)
+    for slot, request in enumerate(requests):
+        row, reading = made.checker.admit(request).row, made._device.empty()
+        for at, tokens, width in prompt_passes(0, row.tokens, made._device.widths):
+            reading = made._device.read(reading, tokens, at, width, row.uses)
+        made._device.insert(slot, reading, row)
+    return made._device
+
+
 def test_a_turn_has_fewer_steps_once_a_row_is_done():
     """The watched rows end it, and the others go on where they were."""
     made = load.engine(slots=3)
     with made:
-        made.submit(ask(max_new_tokens=2)).result(60)
-        device = made._device
-        row = made.checker.admit(ask(max_new_tokens=20)).row
-        short = made.checker.admit(ask(max_new_tokens=3)).row
-        for slot, one in enumerate((row, short)):
-            reading = device.empty()
-            for at, tokens, width in prompt_passes(0, one.tokens, device.widths):
-                reading = device.read(reading, tokens, at, width, one.uses)
-            device.insert(slot, reading, one)
+        device = filled(made, ask(max_new_tokens=20), ask(max_new_tokens=3))
         live, begun = np.array([True, True, False]), np.asarray(device.state.length)
         for least, moved in ((5, [5, 3]), (2, [7, 3]), (9, [16, 3])):
-            device.run(9, live, least)
+            device.run(9, live, least, live)
             assert (np.asarray(device.state.length) - begun)[:2].tolist() == moved
-        device.run(9, np.array([True, False, False]), 1)
-        assert np.asarray(device.state.length)[0] == row.limit
+        device.run(9, np.array([True, False, False]), 1, live)
+        assert (np.asarray(device.state.length) - begun)[0] == 20
+        device.end(np.ones(3, bool))
+
+
+def test_a_row_that_may_be_done_takes_no_step_of_another_width():
+    """Such a step would change the bits of a row that is not done, as after a turn that ended
+    early."""
+    made = load.engine(slots=3)
+    with made:
+        device = filled(made, ask(max_new_tokens=20), ask(max_new_tokens=20, proposer="draft"))
+        present, begun = np.array([True, True, False]), np.asarray(device.state.length)
+        for live, moves in (([False, True, False], [0, 1]), ([True, False, False], [1, 1])):
+            device.run(2, np.array(live), 2, present)
+            moved = np.asarray(device.state.length) - begun
+            assert (moved[:2] > 0).tolist() == [bool(x) for x in moves]
+        assert not np.asarray(device.state.done)[:2].any()
         device.end(np.ones(3, bool))
 
 

@@ -1,12 +1,11 @@
 """The campaign of random constrained calls, in short; faults that it finds; several devices."""
 
-import os
-import pathlib
 import subprocess
 import sys
 
 import constrained
 import pytest
+from several_devices import ROOT, environment
 
 import specjax
 from specjax.decoding.decoder import Decoder
@@ -44,12 +43,9 @@ def test_the_campaign_finds_one_mask_for_all_nodes(monkeypatch, capsys):
 
 
 def test_texts_on_four_devices():
-    root = pathlib.Path(__file__).parents[2]
-    flags = "--xla_force_host_platform_device_count=4 " + os.environ.get("XLA_FLAGS", "")
-    paths = os.pathsep.join([str(root), str(root / "tests")])
     done = subprocess.run(
-        [sys.executable, "tests/constrained_on_meshes.py"], cwd=root, text=True,
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": paths}, capture_output=True,
+        [sys.executable, "tests/constrained_on_meshes.py"], cwd=ROOT, text=True,
+        env=environment(4), capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == "equal"

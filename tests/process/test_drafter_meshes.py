@@ -3,8 +3,6 @@
 Eight devices need a process of their own.
 """
 
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -12,6 +10,7 @@ import eagle3_folders
 import published
 import published_target
 from eagle3_folders import Head, model_opt, speculators, write
+from several_devices import environment
 from test_sharding import on_eight
 
 _EIGHT = r"""
@@ -162,11 +161,7 @@ for name in ("eagle3, reduced", "dspark"):
 
 def test_parameters_on_a_mesh_are_gathered(tmp_path):
     """`save_drafter` writes the file of the same drafter on one device."""
-    flags = "--xla_force_host_platform_device_count=2"
-    tests = pathlib.Path(__file__).parents[1]
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = f"{tests.parent}:{tests}"
-    subprocess.run([sys.executable, "-c", _WRITTEN, tmp_path], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", _WRITTEN, tmp_path], env=environment(2), check=True)
     for name in ("eagle3, reduced", "dspark"):
         whole, split = (tmp_path / name / x / "model.safetensors" for x in ("whole", "split"))
         assert whole.read_bytes() == split.read_bytes()

@@ -3,15 +3,12 @@
 Several devices need a process of their own.
 """
 
-import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 import small_families
-
-ROOT = pathlib.Path(__file__).parents[2]
+from several_devices import environment
 
 CASES = {
     "kimi_linear, groups, biases": "layer_1/mixer/q/kernel",
@@ -52,11 +49,9 @@ print("checked")
 @pytest.mark.parametrize("case", CASES)
 def test_texts_on_four_devices(case):
     """Sampled ones, which a wrong state would change at once."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", _FOUR, str(small_families.folder(case)), CASES[case]],
-        env=environment, capture_output=True, text=True,
+        env=environment(4), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("checked\n")

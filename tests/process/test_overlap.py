@@ -3,7 +3,6 @@
 Several devices need a process of their own: see `overlapped.py` and `overlapped_in_processes.py`.
 """
 
-import pathlib
 import signal
 import subprocess
 import sys
@@ -15,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from test_processes import environment, free_port
+from several_devices import ROOT, environment
+from test_processes import free_port
 from test_sharding import on_eight
 from toys import TRANSFORMERS as toys
 
@@ -26,8 +26,6 @@ from specjax.overlap.pace import FIRST, Pace
 from specjax.parallel import make_mesh
 from specjax.tree import Tree
 from specjax.types import Verdict
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--all",), marks=pytest.mark.slow)])
@@ -58,7 +56,7 @@ def test_two_processes(tmp_path):
         with open(file, "w") as complained:
             both.append(
                 subprocess.Popen(
-                    command, stderr=complained, stdout=complained, cwd=ROOT, env=environment(2)
+                    command, stderr=complained, stdout=complained, cwd=ROOT, env=environment(2, 2)
                 )
             )
     try:
@@ -92,7 +90,7 @@ def test_generate_in_two_processes(tmp_path):
         with open(file, "w") as told:
             both.append(
                 subprocess.Popen(
-                    [*command, "--generate"], stderr=told, cwd=ROOT, env=environment(2)
+                    [*command, "--generate"], stderr=told, cwd=ROOT, env=environment(2, 2)
                 )
             )
     try:

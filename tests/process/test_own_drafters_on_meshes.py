@@ -3,16 +3,13 @@
 Several devices need a process of their own.
 """
 
-import os
-import pathlib
 import subprocess
 import sys
 
 import gemma_assistants
 import mtp_folders
 import small_families
-
-ROOT = pathlib.Path(__file__).parents[2]
+from several_devices import environment
 
 _FOUR = r"""
 import sys
@@ -58,8 +55,6 @@ print("checked")
 
 def test_texts_on_four_devices():
     """Greedy choices would hide a wrong draft; sampled ones are kept by the rule `match` alone."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     given = (
         mtp_folders.folder("deepseek_v3, yarn, groups", "deepseek", 1),
         mtp_folders.folder("qwen3_5_text, in turn", "qwen", 1),
@@ -69,7 +64,7 @@ def test_texts_on_four_devices():
     )
     done = subprocess.run(
         [sys.executable, "-c", _FOUR, *map(str, given)],
-        env=environment, capture_output=True, text=True,
+        env=environment(4), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("checked\n")

@@ -3,8 +3,6 @@
 Several devices need a process of their own.
 """
 
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -12,8 +10,7 @@ import folders
 import gguf_files
 import packed_folders
 from gguf import GGMLQuantizationType as Kind
-
-ROOT = pathlib.Path(__file__).parents[2]
+from several_devices import ROOT, environment
 
 _FOUR = r"""
 import sys
@@ -101,12 +98,9 @@ def test_packed_weights_on_four_devices():
         path = folders.ROOT / f"mesh-{kind.name}.gguf"
         gguf_files.write(path, "llama", kind)
         made.append(str(path))
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    flags += " --xla_backend_optimization_level=0"
-    places = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", _FOUR, *made],
-        env={**os.environ, **places},
+        env=environment(4),
         cwd=ROOT,
         capture_output=True,
         text=True,

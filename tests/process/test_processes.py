@@ -2,7 +2,6 @@
 dies."""
 
 import json
-import os
 import pathlib
 import shutil
 import signal
@@ -14,22 +13,16 @@ import time
 import in_processes
 import numpy as np
 import pytest
+from several_devices import ROOT, environment
 
 import specjax
 from specjax.parallel import processes
 from specjax.training.jobs import distill, drafter, medusa, pretrain
 from specjax.training.loop import mesh_of_run
 
-ROOT = pathlib.Path(__file__).parents[2]
 TOLERANCE = 1e-4
 """Relative tolerance of a loss, whose sums are taken in another order. (Seen here: 2e-7, half of
 it rounding.)"""
-
-
-def environment(devices: int) -> dict[str, str]:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    flags += " --xla_backend_optimization_level=0"  # compiles in half the time
-    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
 
 def free_port() -> int:
@@ -96,7 +89,7 @@ def test_two_processes(tmp_path, capsys):
             ]
             both.append(
                 subprocess.Popen(
-                    command, stdout=told, stderr=complained, cwd=ROOT, env=environment(2)
+                    command, stdout=told, stderr=complained, cwd=ROOT, env=environment(2, 2)
                 )
             )
     try:
@@ -203,7 +196,11 @@ def test_the_first_dies(tmp_path):
             command = [sys.executable, "-c", _WAITING, address, str(n)]
             both.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stderr=complained, cwd=ROOT, env=environment(1)
+                    command,
+                    stdin=subprocess.PIPE,
+                    stderr=complained,
+                    cwd=ROOT,
+                    env=environment(1, 2),
                 )
             )
     try:

@@ -1,12 +1,10 @@
 """Samples on 2 x 2 devices, in a process of its own: rows with expected tokens ahead take turns
 apart, rows end and make room, and the texts are those of plain decoding on one device."""
 
-import os
-import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parents[2]
+from several_devices import environment
 
 _FOUR = r"""
 import itertools
@@ -52,9 +50,7 @@ print("all good")
 
 
 def test_texts_on_four_devices():
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     done = subprocess.run(
-        [sys.executable, "-c", _FOUR], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags},
-    )  # fmt: skip
+        [sys.executable, "-c", _FOUR], capture_output=True, text=True, env=environment(4)
+    )
     assert done.returncode == 0 and "all good" in done.stdout, done.stdout + done.stderr[-3000:]

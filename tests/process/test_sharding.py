@@ -3,8 +3,6 @@
 Eight devices need a process of their own.
 """
 
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from several_devices import ROOT, environment
 from toys import TRANSFORMERS as toys
 
 import specjax
 from specjax.cli import main
 from specjax.files.orbax import restore_params, save_params
 from specjax.parallel import make_mesh, shardings
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 _EIGHT = r"""
 import contextlib, dataclasses, io, json, pathlib, sys
@@ -218,17 +215,8 @@ def test_published_drafters_on_every_mesh(options):
 
 
 def on_eight(*script: str) -> None:
-    # Unoptimised code compiles in half the time and communicates the same.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    flags += " --xla_backend_optimization_level=0"
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": flags,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
     done = subprocess.run(
-        [sys.executable, *script], capture_output=True, text=True, cwd=ROOT, env=environment
+        [sys.executable, *script], capture_output=True, text=True, cwd=ROOT, env=environment(8)
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 

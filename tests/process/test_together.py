@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import pathlib
 import socket
 import subprocess
 import sys
@@ -13,22 +11,19 @@ import time
 
 import pytest
 import together
-
-ROOT = pathlib.Path(__file__).parents[2]
+from several_devices import ROOT, environment
 
 
 def run(mesh: str, count: int, fault: str = "none") -> list[tuple[int, str, str]]:
     """Status, stdout and stderr of each process; none may run on when another has ended."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
     made = [
         subprocess.Popen(
             [sys.executable, "tests/together.py", mesh, f"127.0.0.1:{port}", str(count), str(n),
              fault],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags},
+            env=environment(1, count),
         )
         for n in range(count)
     ]  # fmt: skip

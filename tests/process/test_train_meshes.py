@@ -4,7 +4,6 @@ one device."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import pytest
 import train_on_meshes
 import trained
 from lora_folders import adapter
+from several_devices import environment
 
 from specjax.training.jobs import teacher
 
@@ -33,13 +33,10 @@ def results(tmp_path_factory):
     one = {
         case: train_on_meshes.train(case, str(out / case), paths) for case in train_on_meshes.CASES
     }
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
     done = subprocess.run(
         [sys.executable, "tests/train_on_meshes.py", str(out), *paths],
         cwd=trained.SOURCE,
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu",
-             "PYTHONPATH": f"{trained.SOURCE}:{trained.SOURCE / 'tests'}"},
-        capture_output=True, text=True, check=False,
+        env=environment(2), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not done.returncode, done.stderr[-4000:]
     found = [json.loads(line[7:]) for line in done.stdout.splitlines() if line[:6] == "RESULT"]

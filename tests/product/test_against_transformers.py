@@ -76,30 +76,12 @@ def test_num_params():
     assert specjax.load(folders.target()).num_params == theirs.num_parameters()
 
 
-SAVED = {
-    "float32": {},
-    "bfloat16": {},
-    "tied": {"tie_word_embeddings": True},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    "head_dim": {"head_dim": 6},
-    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}},
-    "llama3": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        }
-    },
-}
-
-
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", folders.SAVED)
 def test_transformers_reads_what_save_writes(name, tmp_path):
     """AutoModelForCausalLM loads a saved folder in the saved dtype with equal logits."""
-    loaded = specjax.load(folders.write(folders.random_llama(6, **SAVED[name]), f"back-{name}"))
+    loaded = specjax.load(
+        folders.write(folders.random_llama(6, **folders.SAVED[name]), f"back-{name}")
+    )
     dtype = jnp.bfloat16 if name == "bfloat16" else None
     specjax.save(dataclasses.replace(loaded, files={}), tmp_path, dtype=dtype)
     assert transformers.AutoConfig.from_pretrained(tmp_path).dtype == (

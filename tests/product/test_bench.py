@@ -97,8 +97,9 @@ def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
 
 def test_few_bits_beside_float32(monkeypatch, tmp_path, capsys):
     """Each use of int8 and int4 has a row; wherever the target is float32, the text is that of
-    plain decoding."""
+    plain decoding.  No sample counts as disturbed, whatever else the machine does."""
     monkeypatch.setattr(machine, "ceilings", lambda: {"bandwidth": 10.0})
+    monkeypatch.setattr(turns, "Meter", lambda: types.SimpleNamespace(busy=lambda: 0.0))
     sizes = [
         "--num-drafts",
         "1",

@@ -24,6 +24,7 @@ ray = pytest.importorskip("ray")
 
 import fleets  # noqa: E402
 import together  # noqa: E402
+from several_devices import environment  # noqa: E402
 
 from specjax.serve import fleet  # noqa: E402
 
@@ -154,7 +155,8 @@ def ask(number: int) -> tuple[str, dict[str, Any]]:
 def test_a_slice_is_one_replica(port, monkeypatch):
     """Two slices of two hosts, as Ray sees TPUs, with a device of the CPU on each.  A process of
     one slice is killed: its streams go on at the other slice, and the first is used again."""
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
+    for name, value in environment(1, 2).items():
+        monkeypatch.setenv(name, value)
     with cluster() as made:
         for name in ("one", "two"):
             monkeypatch.setenv("TPU_NAME", name)  # Ray reads it on the first host of a slice

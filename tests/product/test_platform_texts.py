@@ -1,24 +1,7 @@
 """The forms of other platforms, run on this one, write the same texts over a transformer."""
 
-import jax
 import pytest
 from toys import TRANSFORMERS as toys
-
-
-@pytest.fixture(params=["tpu", "gpu"])
-def elsewhere(request, monkeypatch):
-    """Every choice falls as on another platform."""
-
-    def choose(*operands, default, **forms):
-        return forms.get(request.param, default)(*operands)
-
-    def go():
-        jax.clear_caches()
-        monkeypatch.setattr(jax.lax, "platform_dependent", choose)
-
-    yield go
-    monkeypatch.undo()
-    jax.clear_caches()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import warnings
 
 import folders
 import numpy as np
+import packed_folders
 import pytest
 from preparing import prepared
 
@@ -26,6 +27,7 @@ from specjax.tuning import (
     fastest_tree,
     read_plan,
     saved_plan,
+    weights_of,
 )
 
 
@@ -44,6 +46,11 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
     sys.modules["specjax.generation.warmup"]._compiled.clear()
     return tmp_path / "cache" / "plans"
+
+
+def key_of(call, *more):
+    """The key of the plan of a prepared call."""
+    return about(call.decoder, weights_of(call.target, call.drafter), *more)
 
 
 PROMPTS, HOW = ["the cat the cat", "a dog"], {"max_new_tokens": 12, "rounds": 2}
@@ -108,7 +115,7 @@ def test_a_longer_context_has_another_plan(target):
     """By powers of two from 1024 tokens: a long text makes drafts of a model cost more."""
     call = prepared(target, PROMPTS)
     assert call.context == max(map(len, call.prompt[:, : call.lengths.max()])) + call.new
-    keys = {context: about(call.decoder, 2, False, context) for context in
+    keys = {context: key_of(call, 2, False, context) for context in
             (call.context, 1024, 1025, 2048, 3000, 131072)}  # fmt: skip
     assert [key["context"] for key in keys.values()] == [1024, 1024, 2048, 2048, 4096, 131072]
     plan = Plan(keys[1024], (1.0, 1.1, 1.2, 1.3), (0.5, 0.4), ())
@@ -125,7 +132,7 @@ def test_a_longer_context_has_another_plan(target):
 
 def test_another_model_or_number_of_rows_has_another_plan(target, draft):
     keys = [
-        about(prepared(target, prompts, **more).decoder, len(prompts), samples)
+        key_of(prepared(target, prompts, **more), len(prompts), samples)
         for prompts, more, samples in (
             (PROMPTS, {}, False),
             (PROMPTS, {}, True),
@@ -137,12 +144,41 @@ def test_another_model_or_number_of_rows_has_another_plan(target, draft):
     assert all(read_plan(key) is None for key in keys)
 
 
+def test_each_kind_of_weights_has_its_own_plan(cache):
+    """A folder with packed weights is tuned as it is and dequantised: steps cost differently."""
+    llama = folders.random_llama(hidden_size=64, intermediate_size=96)
+    folder = folders.write(packed_folders.packed(llama, "gptq"), "tuned")
+    plans = {}
+    for more in ([], ["--dequantise"]):
+        main(["tune", "the cat", "--target", str(folder), "--max-new-tokens", "8", "--rounds", "1",
+              *more])  # fmt: skip
+        (made,) = set(cache.iterdir()) - set(plans.values())
+        plans[bool(more)] = made
+    for dequantise, path in plans.items():
+        target = specjax.load(folder, dequantise=dequantise)
+        found = tuning.plan_of(target, None, batch=1, temperature=0.0)
+        assert found is not None and found.path == path
+
+
+def test_a_plan_that_does_not_name_its_weights_is_told_once(target, cache):
+    """Files of earlier versions have no weights; they are not used, and tuning ends the warning."""
+    call = prepared(target, PROMPTS[:1])
+    key = key_of(call, 1, False)
+    earlier = {name: value for name, value in key.items() if name != "weights"}
+    old = Plan(earlier, (1.0, 1.1, 1.2, 1.3), (0.5, 0.4), ()).save()
+    with pytest.warns(UserWarning, match=f"{old} .*of what weights .*run specjax tune again"):
+        assert read_plan(key) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_plan(key) is None
+
+
 @pytest.mark.parametrize(
     "damage",
     ["", "{", "[]", '{"seconds": [1]}', "seconds", "other"],
 )
 def test_a_damaged_plan_is_told_and_made_anew(target, damage, cache):
-    key = about(prepared(target, PROMPTS).decoder, 2, False)
+    key = key_of(prepared(target, PROMPTS), 2, False)
     plan = Plan(key, (1.0, 1.1, 1.2, 1.3), (0.5, 0.4), ())
     plan.save()
     assert isinstance(read_plan(key), Learned)
@@ -183,7 +219,7 @@ def test_a_server_starts_from_a_plan(target, draft, tokens, option, names, defau
     # The target has no temperature of its own, so requests that name none have that of OpenAI.
     call = prepared(target, PROMPTS * 2, draft=draft, proposer="auto", temperature=1.0)
     candidates = tuple(Candidate(str(tau), tau, 1.0, 1.0) for tau in (*tokens, 9.0))
-    plan = Plan(about(call.decoder, slots, True), SECONDS, (0.5, 0.4), candidates)
+    plan = Plan(key_of(call, slots, True), SECONDS, (0.5, 0.4), candidates)
     plan.save()
     assert plan.fixed() == option
     loaded, first = serve.by_plan(target, draft, slots)
@@ -215,7 +251,7 @@ def plan_of_tree(target, tree, chosen, rows=1, **more):
     how = {"max_new_tokens": 12, "temperature": 0.0, "proposer": "auto", **more}
     call = prepared(target, PROMPTS[:1] * rows, drafter=tree, **how)
     assert isinstance(call.decoder.proposer, Adaptive)
-    key = about(call.decoder, rows, how["temperature"] > 0)
+    key = key_of(call, rows, how["temperature"] > 0)
     plan = Plan(
         key, tuple(1.0 + 0.1 * depth for _, depth in key["options"]), (0.5, 0.4), (), chosen
     )
