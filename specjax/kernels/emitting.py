@@ -346,6 +346,20 @@ class Emitter:
         shift = ir.Constant(high, [16] * of.count if many else 16)
         return self.b.bitcast(self.b.shl(self.b.zext(value, high), shift), real)
 
+    def narrowed(self, value: Value) -> Value:
+        """Returns the bits of float32 numbers rounded to bfloat16, to even: one, or a vector."""
+        of = value.type
+        many = isinstance(of, ir.VectorType)
+        high, low = (ir.VectorType(t, of.count) if many else t for t in (INT32, INT16))
+
+        def every(number: int) -> ir.Constant:
+            return ir.Constant(high, [number] * of.count if many else number)
+
+        bits = self.b.bitcast(value, high)
+        even = self.b.and_(self.b.lshr(bits, every(16)), every(1))
+        bits = self.b.add(bits, self.b.add(even, every(0x7FFF)))
+        return self.b.trunc(self.b.lshr(bits, every(16)), low)
+
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
         """Returns x * y + z in float32, rounded once where the processor can."""
         kind = x.type

@@ -38,7 +38,7 @@ def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bo
       columns: the sizes of all rows and columns of the matrices.
     """
     prompt = available.lanes() >= 16 and processors() <= FEW_PROCESSORS
-    prompt = prompt and rows * streams <= _STREAMS
+    prompt = prompt and rows * streams <= _STREAMS and form.weight != "bfloat16"
     codes = [most_rows_of_codes(coding) for coding in form.codings]
     most = min(codes) if codes else most_rows(form.weight)
     return (

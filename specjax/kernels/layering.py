@@ -10,6 +10,8 @@
 A part of a phase waits until the phases before it are done, and XLA plans one operation in the
 place of some forty for each layer.  Norms are computed again in each part, since they are short.
 The bits of a token depend on its row alone, as those of products and of attention do.
+
+With matrices in bfloat16 it rounds where XLA does for the layers one by one, and so has their bits.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from specjax.kernels.codes import Codes
 from specjax.kernels.coding import ALL, ROUNDED_ROWS, Coding
 from specjax.kernels.columns import share_of
 from specjax.kernels.digits import Digits
-from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import FORMS, Machine
 from specjax.kernels.functions import exponential, tangent
 from specjax.kernels.layer_forms import MATRICES, LayersForm
@@ -119,7 +121,8 @@ class Layers:
     @property
     def attention(self) -> Attention:
         form = self.form
-        return Attention("float32", form.dim, form.capped, self.machine, form.page)
+        kind = "bfloat16" if form.weight == "bfloat16" else "float32"
+        return Attention(kind, form.dim, form.capped, self.machine, form.page)
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
         b, s = emit.b, Sizes(*sizes)
@@ -169,11 +172,17 @@ class Layers:
         return function
 
 
+def _as_it_is(value: Value) -> Value:
+    return value
+
+
 class _Part:
     """Writes the instructions of one part."""
 
     def __init__(self, work: Layers, module: ir.Module, function: ir.Function) -> None:
         self.form, self.lanes, self.codes = work.form, work.machine.lanes, work.codes
+        self.narrow_floats = work.form.weight == "bfloat16"
+        self.element = INT16 if self.narrow_floats else FLOAT  # of what a layer has for itself
         self.vector = ir.VectorType(FLOAT, self.lanes)
         self.attention, *self.multiply = (piece.declare(module) for piece in work.pieces)
         self.emit = Emitter(function)
@@ -206,12 +215,16 @@ class _Part:
     def number(self, index: int) -> Value:
         return self.emit.read(self.of["numbers"], word(index), FLOAT, 4)
 
-    def buffer(self, name: str, kind: ir.Type = FLOAT) -> Value:
+    def buffer(self, name: str, kind: ir.Type | None = None) -> Value:
         """Returns the address of an argument of the layer; caches are those of its results."""
         names = self.form.names
         at = names.index(name) + (2 if name in ("keys", "values") else 0)
         address = self.b.load(self.b.gep(self.own, [word(at)]))
-        return self.b.inttoptr(address, kind.as_pointer())
+        return self.b.inttoptr(address, (kind or self.element).as_pointer())
+
+    def kept(self, value: Value) -> Value:
+        """Returns float32 numbers as the form keeps them: rounded, if it is in bfloat16."""
+        return self.emit.widened(self.emit.narrowed(value)) if self.narrow_floats else value
 
     def write_all(self) -> None:
         b, begin = self.b, word(0)
@@ -263,7 +276,8 @@ class _Part:
                     b.gep(cache, [b.mul(slot, dim)]),
                 )
                 # What belongs nowhere is written over what nobody reads again.
-                place = place if exists is None else b.select(exists, place, held)
+                nowhere = b.bitcast(held, place.type)
+                place = place if exists is None else b.select(exists, place, nowhere)
                 self._prepare(name, held, key_head, number, place)
             with emit.loop(first_head, b.add(first_head, groups), 1) as (head, _, _):
                 at = b.add(b.mul(number, s.heads), head)
@@ -273,6 +287,12 @@ class _Part:
         places += [] if self.form.page is None else [self.of[TABLE]]
         sizes = [part, self.mixes, *s.of_attention]
         b.call(self.attention, [*places, self.of["mixed"], *sizes])
+        if not self.narrow_floats:
+            return
+        with emit.loop(word(0), s.width, 1) as (token, _, _):
+            number = b.add(b.mul(row, s.width), token)
+            at = b.mul(b.add(b.mul(number, s.heads), first_head), dim)
+            self._keep(self.of["mixed"], at, b.add(at, b.mul(groups, dim)))
 
     def _slot(self, row: Value, key_head: Value, slot: Value) -> tuple[Value, Value | None]:
         """Returns where a slot of a row lies, in heads of keys, and whether it has a page."""
@@ -297,7 +317,7 @@ class _Part:
 
         def begin(i: Value, read: _Read) -> None:
             x = read(held, i)
-            emit.write(x if bias is None else b.fadd(x, read(bias, i)), self.head, i, 4)
+            emit.write(x if bias is None else self.kept(b.fadd(x, read(bias, i))), self.head, i, 4)
 
         self._each(word(0), dim, begin)
         if name == "v":
@@ -325,7 +345,11 @@ class _Part:
 
     def _copy(self, source: Value, place: Value) -> None:
         def one(i: Value, read: _Read) -> None:
-            self.emit.write(read(source, i), place, i, 4)
+            value = read(source, i)
+            if place.type.pointee == INT16:
+                self.emit.write(self.emit.narrowed(value), place, i, 2)
+            else:
+                self.emit.write(self.kept(value), place, i, 4)
 
         self._each(word(0), word(self.form.dim), one)
 
@@ -333,7 +357,8 @@ class _Part:
         """Writes the stream after attention."""
         s, between = self.s, self.of["between"]
         self._product(self.of["mixed"], self.wide, "o", between, s.embed, part)
-        self._add(self.x, between, part)
+        # XLA rounds this sum where it is added to, and not where the norm reads it.
+        self._add(self.x, between, part, kept=False)
 
     def _widen(self, part: Value) -> None:
         """Writes what `down` reads."""
@@ -345,20 +370,23 @@ class _Part:
         b.call(emit.c("free"), [taken])
 
         def activate(i: Value, read: _Read) -> None:
-            emit.write(b.fmul(self._activated(read(inner, i)), read(up, i)), inner, i, 4)
+            active = b.fmul(self._activated(read(inner, i)), read(up, i))
+            emit.write(self.kept(active), inner, i, 4)
 
         self._each_row(s.inner, part, activate)
 
     def _add_inner(self, part: Value) -> None:
         """Writes the stream after the layer."""
         self._product(self.of["inner"], self.s.inner, "down", self.next, self.s.embed, part)
-        self._add(self.of["between"], self.next, part)
+        self._add(self.of["between"], self.next, part, kept=True)
 
-    def _add(self, x: Value, y: Value, part: Value) -> None:
-        """Adds columns of x to y."""
+    def _add(self, x: Value, y: Value, part: Value, kept: bool) -> None:
+        """Adds columns of x to y; with `kept` both x and the sum are as the form keeps them."""
 
         def add(i: Value, read: _Read) -> None:
-            self.emit.write(self.b.fadd(read(x, i), read(y, i)), y, i, 4)
+            as_kept = self.kept if kept else _as_it_is
+            total = self.b.fadd(as_kept(read(x, i)), read(y, i))
+            self.emit.write(as_kept(total), y, i, 4)
 
         self._each_row(self.s.embed, part, add)
 
@@ -379,6 +407,14 @@ class _Part:
             return
         share, matrix = share_of(self.emit, count, part, self.some), self.buffer(name)
         b.call(multiply, [x, matrix, y, *share, self.rows, inner, count, count])
+        if self.narrow_floats:
+            with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
+                begin = b.mul(row, count)
+                self._keep(y, *(b.add(begin, end) for end in share))
+
+    def _keep(self, y: Value, start: Value, stop: Value) -> None:
+        """Rounds y[start:stop] as the form keeps numbers."""
+        self._each(start, stop, lambda i, read: self.emit.write(self.kept(read(y, i)), y, i, 4))
 
     def _normed(self, x: Value, name: str) -> tuple[Value, Value]:
         """Returns the norms of all rows, and the memory that is to be freed."""
@@ -406,14 +442,17 @@ class _Part:
         def scale(i: Value, read: _Read) -> None:
             value = read(x, i)
             normed = b.fmul(value, self._like(factor, value))
+            if self.narrow_floats:  # Llama rounds before the product with the weight, Gemma after
+                exact = b.fcmp_ordered("!=", self.offset, ir.Constant(FLOAT, 0.0))
+                normed = b.select(exact, normed, self.kept(normed))
             own = b.fadd(read(weight, i), self._like(self.offset, value))
-            emit.write(b.fmul(normed, own), y, i, 4)
+            emit.write(self.kept(b.fmul(normed, own)), y, i, 4)
 
         self._each(word(0), size, scale)
 
     def _activated(self, x: Value) -> Value:
         """Returns the activation function of a number, or of a vector of them."""
-        b, emit = self.b, self.emit
+        b, emit, kept = self.b, self.emit, self.kept
         if x.type == FLOAT:
             vector = self._activated(emit.splat(x, self.lanes))
             return b.extract_element(vector, ir.Constant(INT32, 0))
@@ -421,14 +460,21 @@ class _Part:
         def every(value: float) -> ir.Constant:
             return emit.constant(value, x.type.count)
 
+        one = every(1.0)
         if self.form.activation == "gelu_tanh":  # x (1 + tanh(sqrt(2 / pi) (x + .044715 x^3))) / 2
-            cube = b.fmul(b.fmul(x, x), x)
-            argument = b.fmul(every((2 / math.pi) ** 0.5), b.fadd(x, b.fmul(every(0.044715), cube)))
-            return b.fmul(b.fmul(every(0.5), x), b.fadd(every(1.0), tangent(emit, argument)))
+            cube = kept(b.fmul(kept(b.fmul(x, x)), x))
+            argument = kept(b.fadd(x, kept(b.fmul(kept(every(0.044715)), cube))))
+            argument = kept(b.fmul(kept(every((2 / math.pi) ** 0.5)), argument))
+            share = kept(b.fadd(one, kept(tangent(emit, argument))))
+            return kept(b.fmul(x, kept(b.fmul(every(0.5), share))))
         positive = b.fcmp_ordered(">", x, every(0.0))
         small = exponential(emit, b.select(positive, b.fneg(x), x))  # e^-|x|
-        over = b.select(positive, every(1.0), small)
-        return b.fdiv(b.fmul(x, over), b.fadd(every(1.0), small))
+        if self.narrow_floats:  # as XLA computes x / (1 + e^-x)
+            opposite = kept(b.select(positive, small, b.fdiv(one, small)))
+            share = b.fdiv(one, kept(b.fadd(one, opposite)))
+        else:
+            share = b.fdiv(b.select(positive, one, small), b.fadd(one, small))
+        return kept(b.fmul(x, kept(share)))
 
     def _like(self, number: Value, value: Value) -> Value:
         return number if value.type == FLOAT else self.emit.splat(number, self.lanes)
@@ -450,4 +496,5 @@ class _Part:
         end = b.add(start, emit.whole(b.sub(stop, start), self.lanes))
         for low, high, kind, step in ((start, end, self.vector, self.lanes), (end, stop, FLOAT, 1)):
             with emit.loop(low, high, step) as (i, _, _):
-                do(i, lambda base, at, kind=kind: emit.read(base, at, kind, 4))
+                many = None if kind == FLOAT else self.lanes
+                do(i, lambda base, at, many=many: emit.weights(base, at, many))

@@ -4,7 +4,7 @@ XLA plans some forty operations for a layer, and lets threads meet after each.  
 that takes a third of a step, and most of what it compiles.  `specjax.kernels.whole_layers` has the
 layers of a network, if they are of the most common kind: RMS norms before attention and a gated
 MLP, both with matrices in float32, in int8 or as codes, and one cache in float32, of slots or
-pages.
+pages; or with all of these in bfloat16.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from specjax.models.config import TransformerConfig
 from specjax.models.int8 import Int8, cpu_int8_dot_general
 from specjax.models.packed import Packed, codings
 from specjax.models.products import cpu_dot_general
-
-_KINDS: dict[type, str] = {Int8: "int8", Packed: "codes", jax.Array: "float32"}
-"""The names that `kernels.LayersForm` has for matrices."""
 
 _ACTIVATIONS = ("silu", "gelu_tanh")
 _MATRICES = {
@@ -65,27 +62,30 @@ def form_of_layers(
     if cache.sharding is not None or not _plain(c, len(layers)):
         return None
     held = [
-        layer.get(part, {}).get(name, {}).get("kernel")
+        _matrix(layer.get(part, {}).get(name, {}))
         for layer in layers
         for part, names in _MATRICES.items()
         for name in names
     ]
-    kind = next((kind for kind in _KINDS if isinstance(held[0], kind)), None)
-    if kind is None or not all(isinstance(matrix, kind) for matrix in held):
+    kinds = {_kind(*matrix) for matrix in held}
+    kind = kinds.pop()
+    if kinds or kind is None:
         return None
     layouts: tuple[kernels.Coding, ...] = ()
-    if kind is Packed:
+    if kind == "codes":
         each = len(kernels.MATRICES)
-        of_layers = {_codings_of(held[i : i + each]) for i in range(0, len(held), each)}
+        packed: list[Any] = [matrix for _, matrix in held]
+        of_layers = {_codings_of(packed[i : i + each]) for i in range(0, len(held), each)}
         layouts = of_layers.pop()
         if of_layers or not layouts:
             return None
     leaves = jax.tree.leaves(list(map(dict, layers)), is_leaf=_is_matrix)
     numbers = [leaf for leaf in leaves if not _is_matrix(leaf)]
-    if any(leaf.dtype != jnp.float32 for leaf in (x, *cache.keys, *cache.values, *numbers)):
+    dtype = jnp.bfloat16 if kind == "bfloat16" else jnp.float32
+    if any(leaf.dtype != dtype for leaf in (x, *cache.keys, *cache.values, *numbers)):
         return None
     form = kernels.LayersForm(
-        _KINDS[kind], c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
+        kind, c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
         c.attention_softcap is not None, cache.page if isinstance(cache, PagedCache) else None,
         layouts,
     )  # fmt: skip
@@ -94,6 +94,23 @@ def form_of_layers(
         return None
     sizes = c.hidden_size, c.mlp_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     return form if kernels.takes_layers(form, rows, len(layers) * c.hidden_size, *sizes) else None
+
+
+def _matrix(held: Mapping[str, Any]) -> tuple[str, Any]:
+    """Returns the name and the value of a linear map's matrix; "" and None if it has none."""
+    found = ((name, held[name]) for name in ("kernel", "weight") if name in held)
+    return next(found, ("", None))
+
+
+def _kind(name: str, matrix: object) -> str | None:
+    """Returns the name that `kernels.LayersForm` has for a matrix; None: it has none."""
+    if isinstance(matrix, Int8 | Packed):
+        return ("int8" if isinstance(matrix, Int8) else "codes") if name == "kernel" else None
+    kinds = {
+        ("kernel", jnp.dtype("float32")): "float32",
+        ("weight", jnp.dtype("bfloat16")): "bfloat16",
+    }
+    return kinds.get((name, matrix.dtype)) if isinstance(matrix, jax.Array) else None
 
 
 def _is_matrix(leaf: object) -> bool:
@@ -176,12 +193,16 @@ def run_whole_layers(
         {**_arguments(layer), "keys": keys, "values": values}
         for layer, keys, values in zip(layers, cache.keys, cache.values, strict=True)
     ]
+    dtype, wide = x.dtype, x.astype(jnp.float32)
     streams, written = kernels.whole_layers(
-        form, x, x if read is None else read, (cosines, sines), visible, cache.length, given,
-        c.num_heads, numbers, cache.table if isinstance(cache, PagedCache) else None,
+        form, wide, wide if read is None else read.astype(jnp.float32), (cosines, sines), visible,
+        cache.length, given, c.num_heads, numbers,
+        cache.table if isinstance(cache, PagedCache) else None,
     )  # fmt: skip
     keys, values = zip(*written, strict=True)
-    return [x, *streams], dataclasses.replace(cache, keys=keys, values=values)
+    return [x, *(stream.astype(dtype) for stream in streams)], dataclasses.replace(
+        cache, keys=keys, values=values
+    )
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -205,7 +226,7 @@ def _arguments(layer: Mapping[str, Any]) -> dict[str, Array]:
     found: dict[str, Any] = {}
     for part, names in _MATRICES.items():
         for name in names:
-            matrix = layer[part][name]["kernel"]
+            _, matrix = _matrix(layer[part][name])
             if isinstance(matrix, Int8):
                 found[name], found[f"{name}_scale"] = matrix.values, matrix.scale
             elif isinstance(matrix, Packed):

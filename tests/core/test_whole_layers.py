@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,16 +56,17 @@ CONFIGS = {
 WEIGHTS = {
     "float32": None,
     "int8": None,
+    "bfloat16": None,
     "codes": dict(bits=8, group=32),
     "codes with a scale of their own": dict(bits=8),
     "codes of 4 bits": dict(bits=4, group=64, zeros=True),
     "rounded": dict(bits=8, group=64, rounds=True),
     "mixed": dict(bits=8, group=64),
 }
-KINDS = [(name, weights) for name in CONFIGS for weights in ("float32", "int8")]
+KINDS = [(name, weights) for name in CONFIGS for weights in ("float32", "int8", "bfloat16")]
 KINDS += [("plain", weights) for weights, coded in WEIGHTS.items() if coded]
 KINDS += [("biased", "codes")]
-FEWER = [kind for kind in KINDS if kind[1] in ("float32", "int8", "mixed", "rounded")]
+FEWER = [kind for kind in KINDS if not kind[1].startswith("codes")]
 SHAPES = [(1, 1), (1, 5), (3, 1), (2, 9), (1, 70)]  # rows, tokens
 
 
@@ -96,7 +98,8 @@ def wider(c: TransformerConfig) -> TransformerConfig:
 def network(name: str, weights: str = "float32") -> tuple[Transformer, Any]:
     coded = WEIGHTS[weights]
     config = CONFIGS[name] if coded is None else wider(CONFIGS[name])
-    module = Transformer(config, dot_general=cpu_dot_general, attend=cpu_attend)
+    narrow = weights == "bfloat16"
+    module = Transformer(config, dot_general=cpu_dot_general, attend=cpu_attend, transposed=narrow)
     tokens = jnp.ones((1, 1), jnp.int32)
     boxed = module.init(jax.random.key(0), tokens, tokens)["params"]
     params = jax.tree.map(lambda leaf: leaf.unbox(), boxed, is_leaf=lambda x: hasattr(x, "unbox"))
@@ -110,6 +113,8 @@ def network(name: str, weights: str = "float32") -> tuple[Transformer, Any]:
                         other = {"bits": 4} if weights == "mixed" and matrix == "down" else {}
                         make = packed(jax.random.key(i), **{**coded, **other})
                         held["kernel"] = make(held["kernel"])
+    if narrow:
+        params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     if weights != "int8":
         return module, params
     return module.clone(dot_general=int8_form(cpu_dot_general)), rounded_weights(params)
@@ -138,7 +143,8 @@ def program(module: Transformer, taps: tuple[int, ...] = ()) -> Callable[..., An
 def read(name: str, weights: str, rows: int) -> Any:
     """A cache whose rows have read prompts of other lengths; other slots hold other numbers."""
     module, params = network(name, weights)
-    cache = module.init_cache(rows, 150, jnp.float32)
+    dtype = jnp.bfloat16 if weights == "bfloat16" else jnp.float32
+    cache = module.init_cache(rows, 150, dtype)
     filled = jax.tree.map(lambda x: x + 7.0, (cache.keys, cache.values))
     cache = dataclasses.replace(cache, keys=filled[0], values=filled[1])
     tokens = jnp.arange(rows * 40).reshape(rows, 40) % 64
@@ -152,7 +158,13 @@ def text_of(name: str, weights: str, rows: int, width: int) -> str:
     return program(module).lower(params, tokens, read(name, weights, rows), None).as_text()
 
 
-ROUNDED = "int8", "rounded"
+BOUNDS = {"int8": 2e-2, "rounded": 2e-2, "bfloat16": 5e-2}
+
+
+def shapes(weights: str) -> list[tuple[int, int]]:
+    """Returns the rows and tokens for which there is a kernel."""
+    most = kernels.most_rows(weights) if weights == "bfloat16" else 10**6
+    return [shape for shape in SHAPES if math.prod(shape) <= most]
 
 
 def takes(weights: str) -> bool:
@@ -161,7 +173,7 @@ def takes(weights: str) -> bool:
         return kernels.takes_rounded(1, jnp.zeros((16, 16), jnp.int8))
     if weights == "rounded":
         return VNNI in available.byte_lanes()
-    return weights == "float32" or not available.tiles()
+    return weights in ("float32", "bfloat16") or not available.tiles()
 
 
 @pytest.mark.parametrize(("name", "weights"), KINDS)
@@ -174,7 +186,7 @@ def test_numbers_are_those_of_the_layers_one_by_one(
     module, params = network(name, weights)
     taps = tuple(range(module.num_taps))
     plain = WEIGHTS[weights] is None  # what else is multiplied is the same in every layout
-    for rows, width in SHAPES if plain else SHAPES[1::2]:
+    for rows, width in shapes(weights) if plain else SHAPES[1::2]:
         cache = read(name, weights, rows)
         tokens = (jnp.arange(rows * width).reshape(rows, width) * 7) % 64
         mask = tree(width) if width in (5, 9) else None
@@ -184,11 +196,11 @@ def test_numbers_are_those_of_the_layers_one_by_one(
         with monkeypatch.context() as patched:
             apart(patched)
             wanted = program(module, taps)(*given)
-        bound = (
-            2e-2 if weights in ROUNDED else 3e-5
-        )  # a row's step may round a number to its neighbour
+        # A step may round a number of a row to its neighbour.
+        bound = BOUNDS.get(weights, 3e-5)
         size = float(jnp.abs(wanted.features).max())
-        np.testing.assert_allclose(made.features, wanted.features, rtol=0, atol=bound * size)
+        features = (np.asarray(out.features, np.float32) for out in (made, wanted))
+        np.testing.assert_allclose(*features, rtol=0, atol=bound * size)
         for ours, theirs, before in zip(
             jax.tree.leaves(made.cache), jax.tree.leaves(wanted.cache), jax.tree.leaves(cache),
             strict=True,
@@ -198,15 +210,35 @@ def test_numbers_are_those_of_the_layers_one_by_one(
             slot = jnp.arange(ours.shape[2]) - cache.length[:, None]
             staged = np.asarray((slot >= 0) & (slot < width))[:, None, :, None]
             size = float(jnp.abs(theirs).max())
+            ours, theirs, before = (np.asarray(x, np.float32) for x in (ours, theirs, before))
             np.testing.assert_allclose(
                 np.where(staged, ours, 0), np.where(staged, theirs, 0), rtol=0, atol=bound * size
             )
             assert np.array_equal(np.where(staged, 0, ours), np.where(staged, 0, before))
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_in_bfloat16_it_errs_as_little_as_the_layers_one_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    module, params = network(name, "bfloat16")
+    tokens, cache = (jnp.arange(15).reshape(3, 5) * 11) % 64, read(name, "bfloat16", 3)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), (params, cache.keys, cache.values))
+    exact = dataclasses.replace(cache, keys=wide[1], values=wide[2])
+    made = program(module)(params, tokens, cache, None).logits
+    apart(monkeypatch)
+    other = program(module)(params, tokens, cache, None).logits
+    truth = program(module)(wide[0], tokens, exact, None).logits
+    ours, theirs = (
+        float(jnp.sqrt(jnp.mean((x.astype(jnp.float32) - truth) ** 2))) for x in (made, other)
+    )
+    assert 0 < ours < 1.2 * theirs
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
 @pytest.mark.parametrize("machine", [Machine(4, 32), Machine(8, 16), Machine(16, 32)])
 def test_the_kernel_for_other_processors_is_right(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, weights: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Their vectors are cut into those of this one."""
     made = available.made
@@ -220,15 +252,16 @@ def test_the_kernel_for_other_processors_is_right(
 
     monkeypatch.setattr(available, "made", registered)
     for name in ("biased", "capped"):
-        module, params = network(name)
-        given = params, jnp.arange(10).reshape(2, 5), read(name, "float32", 2), tree(5)
+        module, params = network(name, weights)
+        given = params, jnp.arange(10).reshape(2, 5), read(name, weights, 2), tree(5)
         assert f"test_layers_{machine.name}" in program(module).lower(*given).as_text()
         ours = program(module)(*given).logits
         with monkeypatch.context() as patched:
             apart(patched)
             theirs = program(module)(*given).logits
-        size = float(jnp.abs(theirs).max())
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5 * size)
+        size, bound = float(jnp.abs(theirs).max()), BOUNDS.get(weights, 3e-5)
+        both = (np.asarray(x, np.float32) for x in (ours, theirs))
+        np.testing.assert_allclose(*both, rtol=0, atol=bound * size)
 
 
 @pytest.mark.parametrize(("name", "weights"), FEWER)
@@ -283,7 +316,7 @@ def in_pages(cache: KVCache, page: int) -> PagedCache:
     def pool(leaf: jax.Array) -> jax.Array:
         parts = np.pad(np.asarray(leaf), beyond, constant_values=7.0)
         parts = parts.reshape(rows, leaf.shape[1], each, page, leaf.shape[3]).swapaxes(1, 2)
-        made = np.full((rows * each + 3, *parts.shape[2:]), 5.0, np.float32)
+        made = np.full((rows * each + 3, *parts.shape[2:]), 5.0, parts.dtype)
         made[0], made[table] = 0.0, parts
         return jnp.asarray(made)
 
@@ -298,7 +331,7 @@ def test_pages_have_the_bits_of_slots(name: str, weights: str, page: int):
     if not takes(weights):
         return  # the first test says that the kernel is not used
     module, params = network(name, weights)
-    for rows, width in ((3, 1), (2, 9), (1, 70)):
+    for rows, width in sorted({(3, 1), (2, 9), (1, 70)} & {*shapes(weights)}):
         cache = read(name, weights, rows)
         tokens = (jnp.arange(rows * width).reshape(rows, width) * 7) % 64
         mask = tree(width) if width == 9 else None
