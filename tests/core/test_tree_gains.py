@@ -186,6 +186,56 @@ def test_a_chain_tells_of_trees():
     assert unlucky < 2.5 and known.tokens(WIDTHS, DEPTH, rate, shown)[0, 3] > 3.4
 
 
+def test_what_a_tree_adds_to_a_chain():
+    """It is known beside any estimate of chains, and of as many nodes it is first guessed small."""
+    every, rate, shown = jnp.ones((1, 4), bool), jnp.array([0.5]), jnp.array([100.0])
+    known = TreeGains.start(1, WIDTHS)
+    for _ in range(200):
+        known = known.after(jnp.array([[0.0, 0.1, -0.2, 0.4]]), every)
+    for chains in ([0.0, 0.4, 0.8], [0.0, 0.8, 1.8]):
+        found = known.tokens(WIDTHS, DEPTH, rate, shown, [jnp.array([each]) for each in chains])[0]
+        wanted = [1.1 + chains[1], 0.8 + chains[2], 1.4 + chains[2]]
+        np.testing.assert_allclose(found[1:], np.maximum.accumulate(wanted), atol=0.12)
+    # Four unlucky steps decide against a wide tree, not against one of two nodes beside a chain.
+    unlucky = TreeGains.start(1, WIDTHS)
+    for _ in range(4):
+        unlucky = unlucky.after(jnp.array([[0.0, -0.1, -0.1, -0.1]]), every)
+    chains = [jnp.array([each]) for each in (0.0, 0.5, 0.875)]
+    found = unlucky.tokens(WIDTHS, DEPTH, rate, shown, chains)[0]
+    assert found[1] > 1.5 and found[2] > 1.875
+    assert unlucky.tokens(WIDTHS, DEPTH, rate, shown, [chains[0]] * 3)[0, 3] < found[3]
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_trees_learn_what_they_add_to_chains(rule):
+    """In a program that drafts trees and chains, by the outcomes of its steps.
+
+    Under `rejection` a draft that was not read might have been accepted, whatever the text is.
+    """
+    proposer = Adaptive(None, Calibrated(DynamicTree(TableSource(toys.VOCAB), 3, 2, 7)), WIDTHS)
+    dec = Decoder(toys.model(), proposer, RULES[rule](), (toys.EOS,), toys.CAPACITY)
+    seconds = (1.0, 9.0, 9.0, 1.0, 9.0, 1.02)
+    params = Params(toys.weights(), adaptive(seconds, toys.CASES["table dynamic tree"][1]))
+    state = toys.prefill(dec, params)
+    wanted, last, differs = TreeGains.start(len(state.tokens), WIDTHS), None, False
+    while not np.asarray(state.done).all():
+        pending = np.asarray(jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1))
+        state = dec.run(params, state, 1)
+        if last is not None:
+            right = last.right(jnp.asarray(pending[:, 0]))
+            accepted, known = last.outcome(WIDTHS, *right)
+            taken = last.chain_outcome(CHAINS, *right)[0].sum(1, keepdims=True)
+            added = accepted
+            if rule == "match":
+                added -= np.minimum(taken, [0, 1, 3, 3])
+            differs |= bool((np.where(known, added, 0) > 0).any())
+            wanted = wanted.after(added, known, last.chain & last.teaches)
+        last = jax.tree.map(jnp.asarray, jax.device_get(state.proposer.last))
+    assert differs
+    np.testing.assert_allclose(state.proposer.trees.drafts, wanted.drafts, atol=1e-5)
+    np.testing.assert_allclose(state.proposer.trees.seen, wanted.seen, rtol=1e-5)
+
+
 def test_a_lookup_has_no_options_for_more_nodes_than_it_drafts():
     """Their seconds would be those of a smaller one: they are neither measured nor chosen."""
     tree = Calibrated(DynamicTree(TableSource(toys.VOCAB), 3, 2, 7))

@@ -329,16 +329,23 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         straight = None
         if state.trees is not None and state.last is not None:
             last, right = state.last, state.last.right(context.pending)
-            trees, chains, rate, other = state.trees, state.chains, (params.prior[1], None), None
+            trees, chains, other = state.trees, state.chains, None
+            rate, shown, beside = params.prior[1], None, None
+            accepted, known = last.outcome(self.widths, *right)
             if chains is not None and len(self.chain_widths) > 1:
                 sizes = self.chain_widths
-                chains = chains.learned(*last.chain_outcome(sizes, *right))
+                segments, *judged = last.chain_outcome(sizes, *right)
+                chains = chains.learned(segments, *judged)
                 straight = chains.tokens(sizes, params.prior[1])
                 straight = jnp.where(limit[:, None] > 0, straight, alone[:, : len(sizes)])
-                rate = chains.rate(sizes, params.prior[1])
+                rate, shown, drafts_of_chains = chains.rate(sizes, params.prior[1])
                 other = last.chain & last.teaches
-            trees = trees.after(*last.outcome(self.widths, *right), other)
-            drafted = trees.tokens(self.widths, self.max_depth, *rate)
+                # Otherwise the text does not tell if a draft that was not read would be accepted.
+                if context.text_is_fixed:
+                    accepted -= jnp.minimum(segments.sum(1, keepdims=True), levels)
+                    beside = drafts_of_chains
+            trees = trees.after(accepted, known, other)
+            drafted = trees.tokens(self.widths, self.max_depth, rate, shown, beside)
             drafted = jnp.where(limit[:, None] > 0, drafted, alone)
             state = dataclasses.replace(state, trees=trees, chains=chains)
         alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0

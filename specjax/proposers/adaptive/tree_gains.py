@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Self
 
 import jax
@@ -23,7 +24,10 @@ number, and one that teaches only chains the second.  So a wide tree that was on
 again.
 """
 _CARRIED = 48.0  # the most steps that earlier texts count
-_DOUBT = 2.0  # steps that the estimate from narrower trees counts
+_DOUBT, _DOUBT_BESIDE = 2.0, 16.0
+"""Steps that the estimate from narrower trees counts, and those that it counts for a tree of as
+many nodes as a chain has.  The two differ little, and by far more in one step than in the mean.
+"""
 _HOPE, _LEAST_HOPE, _OPEN = 0.75, 0.05, 8.0
 """The least acceptance rate that is guessed before anything is known.  One step with many nodes
 teaches all numbers of them, and few nodes teach little of many, so guesses err on the high side: by
@@ -54,10 +58,16 @@ class _Means:
         mean = (drafts * seen).sum(0) / np.maximum(seen.sum(0), 1e-9)
         return np.stack([mean, np.minimum(seen.mean(0), _CARRIED)], axis=1).astype(np.float32)
 
-    def _expected(self, index: int, guess: Array) -> Array:
-        """Returns [B], the mean at an index, where a guess [B] counts as a few steps."""
+    def _expected(
+        self, index: int, guess: Array, doubt: float = _DOUBT, chain: Array | None = None
+    ) -> Array:
+        """Returns [B], the mean at an index, where a guess [B] counts as `doubt` steps.
+
+        It is the mean of what is added to the drafts of a chain [B], if they are given.
+        """
         seen, known = self.seen[:, index], self.drafts[:, index]
-        return (known * seen + guess * _DOUBT) / (seen + _DOUBT)
+        known = known if chain is None else known + chain
+        return (known * seen + guess * doubt) / (seen + doubt)
 
     def _with(self, accepted: Array, known: Array, old: Array) -> Self:
         """Returns the means with what is known; `old` [B, W] are the steps of the others."""
@@ -74,10 +84,18 @@ class TreeGains(_Means):
     A tree that was drafted tells what each narrower one would have given, so that one step teaches
     all of them.  What a wider tree gives than was drafted yet follows from the acceptance rate at
     which a chain would give as much as the widest known one.
+
+    Beside chains, `drafts` are what a tree adds to the first drafts of the chain that it contains.
+    That varies less than what both give, and while chains are drafted only theirs is learned.
     """
 
     def tokens(
-        self, widths: tuple[int, ...], depth: int, rate: Array, shown: Array | None = None
+        self,
+        widths: tuple[int, ...],
+        depth: int,
+        rate: Array,
+        shown: Array | None = None,
+        chains: Sequence[Array] | None = None,
     ) -> Array:
         """Returns [B, W]: the expected tokens of a step, the target's own included.
 
@@ -86,13 +104,20 @@ class TreeGains(_Means):
           depth: D, the depth of the trees.
           rate: [] or [B] the acceptance rate before anything is known of these numbers of nodes.
           shown: [B] the steps of others that told this rate; None: it is a prior, of no step.
+          chains: [B] the accepted drafts of a chain of each width, up to the longest chain; None:
+            nothing is known of chains.
         """
         rate = jnp.broadcast_to(rate, self.seen.shape[:1])
         shown = jnp.zeros_like(rate) if shown is None else shown
         found = [jnp.zeros_like(rate)]
         for index, width in enumerate(widths[1:], start=1):
             table = _gains(width, depth)
-            mean = self._expected(index, jnp.interp(_hoped(rate, shown), _RATES, table))
+            guess = jnp.interp(_hoped(rate, shown), _RATES, table)
+            if chains is None:
+                mean = self._expected(index, guess)
+            else:
+                doubt = _DOUBT_BESIDE if index < len(chains) else _DOUBT
+                mean = self._expected(index, guess, doubt, chains[min(index, len(chains) - 1)])
             found.append(jnp.maximum(mean, found[-1]))
             rate = jnp.interp(found[-1], table, _RATES)
             shown = jnp.maximum(shown, self.seen[:, index])
@@ -102,7 +127,8 @@ class TreeGains(_Means):
         """Returns the means after a step.
 
         Args:
-          accepted: [B, W] the drafts that would have been accepted with each width.
+          accepted: [B, W] the drafts that would have been accepted with each width; beside chains,
+            less those of the chain.
           known: [B, W] bool: is that known?
           chain: [B] bool: the step told of chains alone.
         """
@@ -129,11 +155,14 @@ class ChainGains(_Means):
         """
         return 1 + jnp.stack(self._drafts(widths, prior, hopeful=True), axis=1)
 
-    def rate(self, widths: tuple[int, ...], prior: Array) -> tuple[Array, Array]:
-        """Returns [B] the acceptance rate of the longest chain, and [B] the steps that tell it."""
-        longest = self._drafts(widths, prior, hopeful=False)[-1]
-        told = jnp.interp(longest, _gains(widths[-1], widths[-1] - 1), _RATES)
-        return told, self.seen[:, 1]
+    def rate(self, widths: tuple[int, ...], prior: Array) -> tuple[Array, Array, list[Array]]:
+        """Returns [B] the acceptance rate of the longest chain, and [B] the steps that tell it.
+
+        The last value is [B] the accepted drafts of each width.
+        """
+        drafts = self._drafts(widths, prior, hopeful=False)
+        told = jnp.interp(drafts[-1], _gains(widths[-1], widths[-1] - 1), _RATES)
+        return told, self.seen[:, 1], drafts
 
     def learned(self, accepted: Array, reached: Array, made: Array) -> Self:
         """Returns the means after a step.
