@@ -11,7 +11,7 @@ A part of a phase waits until the phases before it are done, and XLA plans one o
 place of some forty for each layer.  Norms are computed again in each part, since they are short.
 The bits of a token depend on its row alone, as those of products and of attention do.
 
-With matrices in bfloat16 it rounds where XLA does for the layers one by one, and so has their bits.
+With matrices in bfloat16 it rounds where XLA does for the layers one by one.
 """
 
 from __future__ import annotations

@@ -67,6 +67,9 @@ KINDS = [(name, weights) for name in CONFIGS for weights in ("float32", "int8", 
 KINDS += [("plain", weights) for weights, coded in WEIGHTS.items() if coded]
 KINDS += [("biased", "codes")]
 FEWER = [kind for kind in KINDS if not kind[1].startswith("codes")]
+# In bfloat16 what is read and written differs, and how a page is found does not.
+PAGED = [(*kind, page) for kind in KINDS for page in (16, 48, 128)]
+PAGED = [kind for kind in PAGED if kind[1] != "bfloat16" or kind[2] == 48]
 SHAPES = [(1, 1), (1, 5), (3, 1), (2, 9), (1, 70)]  # rows, tokens
 
 
@@ -324,8 +327,7 @@ def in_pages(cache: KVCache, page: int) -> PagedCache:
     return PagedCache(keys, values, cache.length, table=jnp.asarray(table), page=page)
 
 
-@pytest.mark.parametrize("page", [16, 48, 128])
-@pytest.mark.parametrize(("name", "weights"), KINDS)
+@pytest.mark.parametrize(("name", "weights", "page"), PAGED)
 def test_pages_have_the_bits_of_slots(name: str, weights: str, page: int):
     """Of a prompt too, where XLA attends in the last layer, keys and values have."""
     if not takes(weights):
