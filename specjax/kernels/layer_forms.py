@@ -52,6 +52,11 @@ class LayersForm:
         return "_".join(map(str, said))
 
     @property
+    def dtype(self) -> str:
+        """Returns the dtype of the stream, of keys and values, and of a layer's other arrays."""
+        return "bfloat16" if self.weight == "bfloat16" else "float32"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Returns the names of a layer's arguments, in their order.
 

@@ -11,7 +11,8 @@ A part of a phase waits until the phases before it are done, and XLA plans one o
 place of some forty for each layer.  Norms are computed again in each part, since they are short.
 The bits of a token depend on its row alone, as those of products and of attention do.
 
-With matrices in bfloat16 it rounds where XLA does for the layers one by one, and so has their bits.
+With matrices in bfloat16 the kernel rounds at the same places as XLA's program of the layers one by
+one: what a phase writes, the parts of an activation function, and norms before their weights.
 """
 
 from __future__ import annotations
@@ -121,8 +122,7 @@ class Layers:
     @property
     def attention(self) -> Attention:
         form = self.form
-        kind = "bfloat16" if form.weight == "bfloat16" else "float32"
-        return Attention(kind, form.dim, form.capped, self.machine, form.page)
+        return Attention(form.dtype, form.dim, form.capped, self.machine, form.page)
 
     def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
         b, s = emit.b, Sizes(*sizes)
@@ -181,7 +181,7 @@ class _Part:
 
     def __init__(self, work: Layers, module: ir.Module, function: ir.Function) -> None:
         self.form, self.lanes, self.codes = work.form, work.machine.lanes, work.codes
-        self.narrow_floats = work.form.weight == "bfloat16"
+        self.narrow_floats = work.form.dtype == "bfloat16"
         self.element = INT16 if self.narrow_floats else FLOAT  # of what a layer has for itself
         self.vector = ir.VectorType(FLOAT, self.lanes)
         self.attention, *self.multiply = (piece.declare(module) for piece in work.pieces)
@@ -357,8 +357,8 @@ class _Part:
         """Writes the stream after attention."""
         s, between = self.s, self.of["between"]
         self._product(self.of["mixed"], self.wide, "o", between, s.embed, part)
-        # XLA rounds this sum where it is added to, and not where the norm reads it.
-        self._add(self.x, between, part, kept=False)
+        # In XLA's program the norm reads this sum before it is rounded.
+        self._add(self.x, between, part, _as_it_is)
 
     def _widen(self, part: Value) -> None:
         """Writes what `down` reads."""
@@ -378,15 +378,13 @@ class _Part:
     def _add_inner(self, part: Value) -> None:
         """Writes the stream after the layer."""
         self._product(self.of["inner"], self.s.inner, "down", self.next, self.s.embed, part)
-        self._add(self.of["between"], self.next, part, kept=True)
+        self._add(self.of["between"], self.next, part, self.kept)
 
-    def _add(self, x: Value, y: Value, part: Value, kept: bool) -> None:
-        """Adds columns of x to y; with `kept` both x and the sum are as the form keeps them."""
+    def _add(self, x: Value, y: Value, part: Value, kept: Callable[[Value], Value]) -> None:
+        """Adds columns of x to y; `kept` rounds x and the sum."""
 
         def add(i: Value, read: _Read) -> None:
-            as_kept = self.kept if kept else _as_it_is
-            total = self.b.fadd(as_kept(read(x, i)), read(y, i))
-            self.emit.write(as_kept(total), y, i, 4)
+            self.emit.write(kept(self.b.fadd(kept(read(x, i)), read(y, i))), y, i, 4)
 
         self._each_row(self.s.embed, part, add)
 

@@ -28,6 +28,9 @@ from specjax.models.int8 import Int8, cpu_int8_dot_general
 from specjax.models.packed import Packed, codings
 from specjax.models.products import cpu_dot_general
 
+_STORED = ("kernel", "float32"), ("weight", "bfloat16")
+"""How the kernel takes matrices that are arrays: `Dense`'s name of the layout, and the dtype."""
+
 _ACTIVATIONS = ("silu", "gelu_tanh")
 _MATRICES = {
     "attention": ("q", "k", "v", "o"),
@@ -81,14 +84,13 @@ def form_of_layers(
             return None
     leaves = jax.tree.leaves(list(map(dict, layers)), is_leaf=_is_matrix)
     numbers = [leaf for leaf in leaves if not _is_matrix(leaf)]
-    dtype = jnp.bfloat16 if kind == "bfloat16" else jnp.float32
-    if any(leaf.dtype != dtype for leaf in (x, *cache.keys, *cache.values, *numbers)):
-        return None
     form = kernels.LayersForm(
         kind, c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
         c.attention_softcap is not None, cache.page if isinstance(cache, PagedCache) else None,
         layouts,
     )  # fmt: skip
+    if any(leaf.dtype != form.dtype for leaf in (x, *cache.keys, *cache.values, *numbers)):
+        return None
     rows = math.prod(x.shape[:2])
     if x.shape[1] > cache.capacity:
         return None
@@ -106,11 +108,9 @@ def _kind(name: str, matrix: object) -> str | None:
     """Returns the name that `kernels.LayersForm` has for a matrix; None: it has none."""
     if isinstance(matrix, Int8 | Packed):
         return ("int8" if isinstance(matrix, Int8) else "codes") if name == "kernel" else None
-    kinds = {
-        ("kernel", jnp.dtype("float32")): "float32",
-        ("weight", jnp.dtype("bfloat16")): "bfloat16",
-    }
-    return kinds.get((name, matrix.dtype)) if isinstance(matrix, jax.Array) else None
+    if isinstance(matrix, jax.Array) and (name, matrix.dtype.name) in _STORED:
+        return matrix.dtype.name
+    return None
 
 
 def _is_matrix(leaf: object) -> bool:
@@ -193,16 +193,15 @@ def run_whole_layers(
         {**_arguments(layer), "keys": keys, "values": values}
         for layer, keys, values in zip(layers, cache.keys, cache.values, strict=True)
     ]
-    dtype, wide = x.dtype, x.astype(jnp.float32)
+    wide = x.astype(jnp.float32)
     streams, written = kernels.whole_layers(
         form, wide, wide if read is None else read.astype(jnp.float32), (cosines, sines), visible,
         cache.length, given, c.num_heads, numbers,
         cache.table if isinstance(cache, PagedCache) else None,
     )  # fmt: skip
     keys, values = zip(*written, strict=True)
-    return [x, *(stream.astype(dtype) for stream in streams)], dataclasses.replace(
-        cache, keys=keys, values=values
-    )
+    streams = [x, *(stream.astype(x.dtype) for stream in streams)]
+    return streams, dataclasses.replace(cache, keys=keys, values=values)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -547,7 +547,8 @@ class Scheduler:
         least = steps
         if self._ends_apart(left) and self._step_seconds:
             least = min(steps, max(1, round(_ANSWER / self._step_seconds)))
-        # If the turn before ends early, a row that the host takes for done may have steps left.
+        # The host counts steps that a turn has not taken if it ended early, so rows with no steps
+        # left by its count may still have some.
         present = np.array([slot.handle is not None for slot in self._slots])
         self._device.run(steps, live, least, present)
         # Before the tokens: several processes compare the tokens that they were asked for last

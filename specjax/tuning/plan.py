@@ -175,10 +175,10 @@ def weights_of(target: LanguageModel, drafter: Drafter) -> Weights:
 
     The same model may have weights in float32 and as codes of 8 bits.
     """
-    found = collections.Counter[str]()
+    found = collections.Counter[Any]()
     for leaf in jax.tree.leaves((target.params, drafter.weights)):
-        found[str(leaf.dtype)] += leaf.size
-    return tuple(sorted(found.items()))
+        found[leaf.dtype] += leaf.size
+    return tuple(sorted((str(dtype), size) for dtype, size in found.items()))
 
 
 def about(

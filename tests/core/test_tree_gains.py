@@ -196,7 +196,8 @@ def test_what_a_tree_adds_to_a_chain():
         found = known.tokens(WIDTHS, DEPTH, rate, shown, [jnp.array([each]) for each in chains])[0]
         wanted = [1.1 + chains[1], 0.8 + chains[2], 1.4 + chains[2]]
         np.testing.assert_allclose(found[1:], np.maximum.accumulate(wanted), atol=0.12)
-    # Four unlucky steps decide against a wide tree, not against one of two nodes beside a chain.
+    # Four steps in which trees gave less than the chain lower the estimate of a wide tree by more
+    # than that of a tree of as many nodes as a chain has.
     unlucky = TreeGains.start(1, WIDTHS)
     for _ in range(4):
         unlucky = unlucky.after(jnp.array([[0.0, -0.1, -0.1, -0.1]]), every)

@@ -67,6 +67,9 @@ KINDS = [(name, weights) for name in CONFIGS for weights in ("float32", "int8", 
 KINDS += [("plain", weights) for weights, coded in WEIGHTS.items() if coded]
 KINDS += [("biased", "codes")]
 FEWER = [kind for kind in KINDS if not kind[1].startswith("codes")]
+# Pages are found in the same way in every dtype, so bfloat16 is tried with one size of page.
+PAGED = [(*kind, page) for kind in KINDS for page in (16, 48, 128)]
+PAGED = [kind for kind in PAGED if kind[1] != "bfloat16" or kind[2] == 48]
 SHAPES = [(1, 1), (1, 5), (3, 1), (2, 9), (1, 70)]  # rows, tokens
 
 
@@ -196,7 +199,7 @@ def test_numbers_are_those_of_the_layers_one_by_one(
         with monkeypatch.context() as patched:
             apart(patched)
             wanted = program(module, taps)(*given)
-        # A step may round a number of a row to its neighbour.
+        # Where sums differ in their last bit, they may be rounded to different numbers.
         bound = BOUNDS.get(weights, 3e-5)
         size = float(jnp.abs(wanted.features).max())
         features = (np.asarray(out.features, np.float32) for out in (made, wanted))
@@ -324,8 +327,7 @@ def in_pages(cache: KVCache, page: int) -> PagedCache:
     return PagedCache(keys, values, cache.length, table=jnp.asarray(table), page=page)
 
 
-@pytest.mark.parametrize("page", [16, 48, 128])
-@pytest.mark.parametrize(("name", "weights"), KINDS)
+@pytest.mark.parametrize(("name", "weights", "page"), PAGED)
 def test_pages_have_the_bits_of_slots(name: str, weights: str, page: int):
     """Of a prompt too, where XLA attends in the last layer, keys and values have."""
     if not takes(weights):

@@ -340,7 +340,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
                 straight = jnp.where(limit[:, None] > 0, straight, alone[:, : len(sizes)])
                 rate, shown, drafts_of_chains = chains.rate(sizes, params.prior[1])
                 other = last.chain & last.teaches
-                # Otherwise the text does not tell if a draft that was not read would be accepted.
+                # Under other rules the text depends on what was drafted, so it does not tell
+                # whether a draft that the target did not read would have been accepted.
                 if context.text_is_fixed:
                     accepted -= jnp.minimum(segments.sum(1, keepdims=True), levels)
                     beside = drafts_of_chains

@@ -63,7 +63,7 @@ class _Means:
     ) -> Array:
         """Returns [B], the mean at an index, where a guess [B] counts as `doubt` steps.
 
-        It is the mean of what is added to the drafts of a chain [B], if they are given.
+        With the accepted drafts [B] of a chain, the means are what trees give more than it.
         """
         seen, known = self.seen[:, index], self.drafts[:, index]
         known = known if chain is None else known + chain
@@ -85,8 +85,9 @@ class TreeGains(_Means):
     all of them.  What a wider tree gives than was drafted yet follows from the acceptance rate at
     which a chain would give as much as the widest known one.
 
-    Beside chains, `drafts` are what a tree adds to the first drafts of the chain that it contains.
-    That varies less than what both give, and while chains are drafted only theirs is learned.
+    If chains are options, too, and the text does not depend on what is drafted, `drafts` are the
+    accepted drafts of a tree less those of the chain of first children in it.  The chain's own are
+    learned by `ChainGains`, also in steps that draft no tree, and are added again by `tokens`.
     """
 
     def tokens(
@@ -156,9 +157,11 @@ class ChainGains(_Means):
         return 1 + jnp.stack(self._drafts(widths, prior, hopeful=True), axis=1)
 
     def rate(self, widths: tuple[int, ...], prior: Array) -> tuple[Array, Array, list[Array]]:
-        """Returns [B] the acceptance rate of the longest chain, and [B] the steps that tell it.
+        """Returns what is known of chains.
 
-        The last value is [B] the accepted drafts of each width.
+        Returns:
+          The acceptance rate [B] of the longest chain, the steps [B] from which it is known, and
+          for each width the expected accepted drafts [B].
         """
         drafts = self._drafts(widths, prior, hopeful=False)
         told = jnp.interp(drafts[-1], _gains(widths[-1], widths[-1] - 1), _RATES)
