@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specjax.contract.proposer import Context, Proposer
     from specjax.contract.resting import Resting
     from specjax.contract.rule import Rule
+    from specjax.contract.settled import Settled
     from specjax.contract.source import BlockSource, Lookahead, Source
     from specjax.contract.variables import CacheT, MemoryT, ParamsT, ReadingT, StateT
     from specjax.contract.wrapper import Wrapper
@@ -49,6 +50,7 @@ __all__ = [
     "ReadingT",
     "Resting",
     "Rule",
+    "Settled",
     "Source",
     "StateT",
     "Warp",

@@ -104,13 +104,19 @@ class Proposer(Part, Generic[ParamsT, StateT]):
     waits: bool = False
     # It can rest for some steps, in which `propose` is not called: see `resting` and `lapse`.
     rests: bool = False
+    # It can draft for some steps all that it has, without a choice: see `settled` and `draft`.
+    settles: bool = False
     # It drafts with a model of its own from only committed tokens, and the first call of
     # `context.warp` is for the logits after the pending token.
     separable: bool = False
     # A small program matters more than fast steps: one judgement serves all widths.
     brief: bool = False
 
-    PROMISED: ClassVar = {"resumes": ("rest", "resume"), "rests": ("resting", "lapse")}
+    PROMISED: ClassVar = {
+        "resumes": ("rest", "resume"),
+        "rests": ("resting", "lapse"),
+        "settles": ("settled", "draft"),
+    }
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -241,3 +247,17 @@ class Proposer(Part, Generic[ParamsT, StateT]):
         A decoder lets a proposer rest only where the text is the same whatever is drafted.
         """
         raise NotImplementedError  # building an object with rests=True checks that it exists
+
+    def settled(self, params: ParamsT, state: StateT, alive: Array) -> Array:
+        """Returns [] bool: whether `draft` drafts in the next step, and not `propose`.
+
+        `alive` [B] are the rows that are not done.
+        """
+        raise NotImplementedError  # building an object with settles=True checks that it exists
+
+    def draft(self, params: ParamsT, state: StateT, context: Context) -> tuple[Proposal, StateT]:
+        """Drafts all nodes, as the step before, without a choice; otherwise as `propose`.
+
+        A decoder lets a proposer settle only where the text is the same whatever is drafted.
+        """
+        raise NotImplementedError  # building an object with settles=True checks that it exists

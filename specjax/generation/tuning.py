@@ -34,6 +34,7 @@ from specjax.tuning import (
     Tree,
     about,
     fastest_tree,
+    judged_by_part,
     saved_plan,
     seconds_of,
     step_costs,
@@ -82,8 +83,8 @@ class _Way(Timed):
                     state = decoder.run(params, state, 1)
                     self.steps[_option(proposer, state.proposer)] += 1
                     self.lengths[item] += 1
-                for part, rates in state.proposer.rates_by_part().items():
-                    self.judged[part] += to_host(rates.slow).sum(0)
+                for part, judged in judged_by_part(state.proposer).items():
+                    self.judged[part] += judged
             else:
                 state = decoder.run(params, state)
             stats = to_host(state.stats)

@@ -47,6 +47,7 @@ from specjax.tuning import (
     about,
     add_demand,
     awake_cost,
+    judged_by_part,
     keep_costs,
     keep_demand,
     read_costs,
@@ -242,7 +243,9 @@ def _compile(ready: Ready, started: float, whole: Prepared) -> Learned | None:
         learned.demand = read_demand(*known)
         if learned.demand is None:
             few, every = (one.decoder.proposer.narrower for one in (prepared, whole))
-            took = (time.perf_counter() - started) * (len(every) + 1) / (len(few) + 1)
+            # One more program is that of drafts without a choice.
+            more = len(every) + 1 + whole.decoder.proposer.settles
+            took = (time.perf_counter() - started) * more / (len(few) + 1)
             depths = (*(width - 1 for width in every[1:]), whole.decoder.proposer.max_depth)
             learned.demand = Demand(depths, took)
             keep_demand(learned.demand, *known)
@@ -257,10 +260,8 @@ def count(ready: Ready, state: DecodeState, seconds: float) -> None:
     if learned.demand is not None:
         proposer, stats = prepared.decoder.proposer, to_host(state.stats)
         assert isinstance(proposer, Adaptive)
-        # On the host, since each operation on a device would be a program of its own.
-        known = dataclasses.replace(state.proposer, rates=to_host(state.proposer.rates))
-        sums = {part: rates.slow.sum(0) for part, rates in known.rates_by_part().items()}
-        judged = {part: (float(of), float(accepted)) for part, (of, accepted) in sums.items()}
+        sums = judged_by_part(state.proposer).items()
+        judged = {part: (float(of), float(accepted)) for part, (of, accepted) in sums}
         drafting, passes = stats.drafting.sum(), stats.target_passes.sum()
         before = learned.demand.lost
         learned.demand.count(

@@ -14,7 +14,7 @@ import numpy as np
 from specjax._internal.held_numbers import on_device
 from specjax.decoding import Decoder
 from specjax.parallel import to_host
-from specjax.proposers import PAUSE, RESTS, Adaptive, AdaptiveParams, AdaptiveState, Rates
+from specjax.proposers import PAUSE, RESTS, Adaptive, AdaptiveParams, AdaptiveState
 from specjax.tuning.demand import Demand
 from specjax.types import DecodeState, Params
 
@@ -33,6 +33,9 @@ is trusted: a proposer that did not pay in earlier texts is first tried after `_
 """
 
 _TRUSTED = 64
+
+_DIGITS = 2
+"""Of figures that change a little with each call: equal ones are put onto the device once."""
 
 
 @dataclasses.dataclass
@@ -63,11 +66,11 @@ class Learned:
         own = dataclasses.replace(
             own,
             seconds=_like(own.seconds, self._rows(own)),
-            prior=_like(own.prior, self.prior),
+            prior=_like(own.prior, self.prior.round(_DIGITS)),
             pause=_like(own.pause, self.pause),
         )
         if own.saved is not None and own.awake is not None:
-            saved, awake = (np.array(number) for number in (self.saved, self.awake))
+            saved, awake = (np.array(number).round(_DIGITS) for number in (self.saved, self.awake))
             own = dataclasses.replace(
                 own, saved=_like(own.saved, saved), awake=_like(own.awake, awake)
             )
@@ -92,15 +95,23 @@ class Learned:
             self.trees = to_host(own.trees).known(), to_host(own.chains).known()
         if own.rest is not None:
             self.saved = float(to_host(own.rest.saved).mean())
-        known = dataclasses.replace(state.proposer, rates=to_host(state.proposer.rates))
-        for part, rates in known.rates_by_part().items():
-            self.learn_rates(part, rates)
+        for part, (judged, accepted) in judged_by_part(own).items():
+            self.learn_rate(part, judged, accepted)
 
-    def learn_rates(self, part: int, rates: Rates) -> None:
-        """Takes the rates of all rows into the prior of a proposer."""
-        judged, accepted = np.sum(to_host(rates.slow), axis=0)
+    def learn_rate(self, part: int, judged: float, accepted: float) -> None:
+        """Takes the drafts of all rows into the prior of a proposer."""
         self.prior[part] = (accepted + _EARLIER * self.prior[part]) / (judged + _EARLIER)
         self.judged[part] += judged
+
+
+def judged_by_part(state: AdaptiveState) -> dict[int, np.ndarray]:
+    """Returns [2], the judged and the accepted drafts of all rows, of the lookup (0) and of the
+    drafter (1).
+
+    They are taken on the host, since each operation on a device would be a program of its own.
+    """
+    slow = to_host(state.rates.recent)[..., -1, :].sum(0)
+    return {part: slow[at] for at, part in enumerate(state.parts)}
 
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:

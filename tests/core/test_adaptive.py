@@ -18,6 +18,7 @@ from specjax.methods import DraftSource
 from specjax.proposers import AT_ONCE, MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain
 from specjax.proposers.adaptive.policy import POLICY, Policy
 from specjax.proposers.adaptive.trials import Trials
+from specjax.tuning import judged_by_part
 from specjax.types import ABSENT, Block, Proposal
 
 INF = float("inf")
@@ -365,7 +366,7 @@ def test_a_part_must_promise_more_than_nearly_all():
         assert state.lookup.trials.pause.tolist() == [pause]
 
 
-def test_rates_by_part_are_of_the_parts_that_exist():
+def test_judged_drafts_are_of_the_parts_that_exist():
     rates = stacked(judged([1.0]), judged([9.0]))
     known, both = after_steps(6).proposer, (0, 1)
     for parts in (both, both[:1], both[1:]):
@@ -375,8 +376,8 @@ def test_rates_by_part_are_of_the_parts_that_exist():
             drafter=known.drafter if 1 in parts else None,
             rates=jax.tree.map(lambda x, of=parts: x[:, list(of)], rates),
         )
-        found = state.rates_by_part()
-        assert {part: float(each.slow[0, 1]) for part, each in found.items()} == {
+        found = judged_by_part(state)
+        assert {part: float(each[1]) for part, each in found.items()} == {
             part: (1.0, 9.0)[part] for part in parts
         }
 

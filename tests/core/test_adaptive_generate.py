@@ -6,7 +6,7 @@ import counted
 import language_models
 import numpy as np
 import pytest
-from adaptive_cases import LOOKUP, PROPOSER, judged
+from adaptive_cases import LOOKUP, PROPOSER
 from preparing import prepared
 from toys import TABLES as toys
 
@@ -69,8 +69,7 @@ def test_acceptance_is_learned_from_text_to_text(target):
     """The rates of all rows move the prior of their part; a call starts with the learned figures,
     and the parameters get them without another program."""
     learned = Learned(np.ones(2), np.array([0.5, 0.4]), 0.0)
-    rates = judged([9.0, 1.0], of=10.0)
-    learned.learn_rates(0, rates)
+    learned.learn_rate(0, 20.0, 10.0)
     np.testing.assert_allclose(learned.prior, [(10 + 40 * 0.5) / 60, 0.4])
     call = prepared(target, PROMPTS, max_new_tokens=NEW, **FEW)
     assert len(call.decoder.proposer.options) == 2
@@ -92,10 +91,9 @@ def test_what_did_not_pay_in_earlier_texts_is_tried_late(target):
     """After 40 judged drafts a part is known, and a text begins with a long pause of it."""
     learned = Learned(np.ones(4), np.array([0.5, 0.4]), 0.0)
     assert learned.pause.tolist() == [PAUSE, PAUSE]
-    rates = judged([1.0], of=25.0)
-    learned.learn_rates(1, rates)
+    learned.learn_rate(1, 25.0, 1.0)
     assert learned.pause.tolist() == [PAUSE, PAUSE]
-    learned.learn_rates(1, rates)
+    learned.learn_rate(1, 25.0, 1.0)
     assert learned.pause.tolist() == [PAUSE, 64]
     call = prepared(target, PROMPTS, max_new_tokens=NEW)
     assert learned.put(place(call).params).proposer.pause.tolist() == [PAUSE, 64]

@@ -35,7 +35,7 @@ DEFAULTS = {
     Proposer: {"taps": (), "narrower": (), "estimates": False, "shares_cache": False, "scratch": 0,
                "point_mass": False,
                "asks_draft": False, "reads_documents": False, "resumes": False,
-               "waits": False, "rests": False, "separable": False},
+               "waits": False, "rests": False, "settles": False, "separable": False},
     Source: {"taps": (), "shares_cache": False, "asks_draft": False, "may_abstain": False,
              "reads_documents": False, "resumes": False, "waits": False},
     BlockSource: {"taps": (), "waits": False, "corrects": False},
@@ -100,7 +100,7 @@ def test_a_proposer_with_a_state_observes():
 def test_which_methods_are_promised():
     """What the case above runs over."""
     resumes = {"resumes": ("rest", "resume")}
-    rests = {"rests": ("resting", "lapse")}
+    rests = {"rests": ("resting", "lapse"), "settles": ("settled", "draft")}
     assert Proposer.PROMISED == resumes | rests and Source.PROMISED == resumes
     assert BlockSource.PROMISED == {"corrects": ("correct",)}
 

@@ -18,6 +18,7 @@ from specjax.proposers.adaptive.choosing import Part, choose
 from specjax.proposers.adaptive.policy import POLICY, Policy
 from specjax.proposers.adaptive.rates import Rates
 from specjax.proposers.adaptive.rest import LONGEST, Rest
+from specjax.proposers.adaptive.settling import Settling
 from specjax.proposers.adaptive.state import (
     MEASURED,
     RESTS,
@@ -116,6 +117,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             point_mass=all(part.point_mass for part in parts),
             reads_documents=any(part.reads_documents for part in parts),
             rests=not self.brief and self._can_be_left_out,
+            settles=not self.brief and self.drafter is not None and self.drafter.is_chain,
         )
 
     @property
@@ -203,6 +205,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             rest=Rest.start(rows, params.saved, params.awake)
             if params.saved is not None and params.awake is not None and self._can_be_left_out
             else None,
+            settling=Settling.start(rows) if self.settles else None,
             trees=TreeGains.start(rows, self.widths, params.trees) if self._is_tree else None,
             chains=ChainGains.start(rows, self.chain_widths, params.chains)
             if self._is_tree
@@ -406,8 +409,12 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             parent = jnp.where(uses_drafter[:, None], proposal.parent, parent)
             nodes = jnp.where(limit < self.max_depth, jnp.minimum(depth, limit), depth)
             offered = jnp.where(uses_drafter, nodes, offered)
+        settling = state.settling
+        if settling is not None:
+            settling = settling.chosen(uses_drafter & (offered == limit) & ~choice.tried)
         state = dataclasses.replace(
             state,
+            settling=settling,
             offered=offered,
             drafted=uses_drafter,
             needed=choice.time,
@@ -428,6 +435,25 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         _, place = ranked(made)
         last = LastTree.of(made, place, levels, chain, state.last)
         return best_nodes(made, place, drafts + 1), dataclasses.replace(state, last=last)
+
+    def settled(self, params: AdaptiveParams, state: AdaptiveState, alive: Array) -> Array:
+        assert state.settling is not None
+        keeps = ((state.settling.steps > 0) | ~alive).all()
+        # The seconds that are measured are those of a spell.
+        deepest = (params.forced == len(self.options) - 1) & state.drafted.any()
+        return jnp.where(params.forced == MEASURED, keeps, deepest)
+
+    def draft(
+        self, params: AdaptiveParams, state: AdaptiveState, context: Context
+    ) -> tuple[Proposal, AdaptiveState]:
+        drafter, known = self.drafter, state.drafter
+        assert drafter is not None and known is not None
+        made, own = drafter.propose(params.drafter, known.own, context)
+        offered = _count(made)
+        if context.num_drafts is not None:
+            offered = jnp.minimum(offered, context.num_drafts)
+        known = dataclasses.replace(known, own=own)
+        return made, dataclasses.replace(state, drafter=known, offered=offered)
 
     def observe(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
         live, tokens = block.count > 0, block.count.astype(jnp.float32)
@@ -459,6 +485,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         worth = tokens * state.worth
         paid = shared(worth) > shared(needed)
         ran = jnp.where(state.together, state.drafted.any(), state.drafted)
+        promised = jnp.where(live[:, None], expected * state.worth[:, None], 0.0)
+        pays = [shared(promised[:, at]) > shared(needed) for at in range(promised.shape[1])]
 
         def after(
             at: int, part: Proposer | None, own: ArrayTree, known: PartState | None
@@ -469,9 +497,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
             mine = used[:, at]
             waited = jnp.where(state.together, mine.any(), mine)
             saved = shared(jnp.where(waited, worth - needed, 0.0))
-            promised = jnp.where(live, expected[:, at] * state.worth, 0.0)
-            pays = shared(promised) > shared(needed)
-            trials = known.trials.after(shared(needed), saved, mine, state.tried, paid, pays)
+            trials = known.trials.after(shared(needed), saved, mine, state.tried, paid, pays[at])
             seen = part.observe(own, known.own, block)
             if part is self.drafter and state.waiting is not None:
                 # What waits comes after the tokens of its last step.
@@ -487,10 +513,15 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         waiting = state.waiting
         if waiting is not None:
             waiting = waiting.after(block, ~state.drafted.any())
+        drafter = after(-1, self.drafter, params.drafter, state.drafter)
+        settling = state.settling
+        if settling is not None and drafter is not None:
+            settling = settling.after(pays[-1] & ~drafter.trials.barred)
         return dataclasses.replace(
             state,
             lookup=after(0, self.lookup, params.lookup, state.lookup),
-            drafter=after(-1, self.drafter, params.drafter, state.drafter),
+            drafter=drafter,
+            settling=settling,
             rates=rates,
             last=last,
             # The tokens of the last step are at hand for its next pass.

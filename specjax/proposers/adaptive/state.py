@@ -9,6 +9,7 @@ from jax import Array
 from specjax.contract import ArrayTree
 from specjax.proposers.adaptive.rates import Rates
 from specjax.proposers.adaptive.rest import Rest
+from specjax.proposers.adaptive.settling import Settling
 from specjax.proposers.adaptive.tree_gains import ChainGains, LastTree, TreeGains
 from specjax.proposers.adaptive.trials import Trials
 from specjax.proposers.own_text import OwnText
@@ -80,17 +81,15 @@ class AdaptiveState:
     tried: Array  # [B] bool: was the last step a trial?
     together: Array  # [B] bool: do all rows take one option?
     rest: Rest | None  # where it can rest
+    settling: Settling | None  # where it can keep its choice
     trees: TreeGains | None  # of a drafter of trees
     chains: ChainGains | None  # of its chains, if they are options
     last: LastTree | None
 
-    def rates_by_part(self) -> dict[int, Rates]:
-        """Returns the rates [B, ...] of the lookup (0) and of the drafter (1), if they exist."""
-        known = [i for i, part in enumerate((self.lookup, self.drafter)) if part is not None]
-        return {
-            part: jax.tree.map(lambda x, at=at: x[:, at], self.rates)
-            for at, part in enumerate(known)
-        }
+    @property
+    def parts(self) -> list[int]:
+        """Those that exist of the lookup (0) and the drafter (1)."""
+        return [i for i, part in enumerate((self.lookup, self.drafter)) if part is not None]
 
 
 gains_of_parts = jax.vmap(Rates.gains, 1, 1)
