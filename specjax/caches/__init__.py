@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         with_table,
         without_pages,
     )
-    from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
+    from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, places, read_prompt
     from specjax.caches.recurrent import RecurrentCache
     from specjax.caches.rounded import (
         CACHE_DTYPES,
@@ -82,6 +82,7 @@ __all__ = [
     "is_paged",
     "is_rounded",
     "kept",
+    "places",
     "pools_of",
     "read_prompt",
     "read_size",

@@ -58,15 +58,24 @@ def read_prompt(
     def read(
         cache: CacheT, start: Array | int, part: Array
     ) -> tuple[CacheT, tuple[Array, Array | None]]:
-        # Padding may exceed the last position that the model knows.
-        positions = cache.length[:, None] + jnp.arange(part.shape[1])
+        new = jnp.clip(count - start, 0, part.shape[1])
+        positions = cache.length[:, None] + places(part.shape[1], new)
         positions = jnp.minimum(positions, model.max_positions - 1)
         out = model.apply(params, part, positions, cache, taps=taps)
-        committed = out.staged.commit(jnp.clip(count - start, 0, part.shape[1]))
+        committed = out.staged.commit(new)
         return committed, (out.hidden, out.features)
 
     cache, made = in_chunks(read, cache, tokens)
     return *made, cache
+
+
+def places(width: int, count: Array) -> Array:
+    """Returns [B, W] int32, how far each token of a pass is behind its first one.
+
+    Padding, behind the first `count` [B] tokens, is where the last of them is: so no position
+    exceeds those of the text, and a model sees what is padding.
+    """
+    return jnp.minimum(jnp.arange(width), jnp.maximum(count - 1, 0)[:, None])
 
 
 def in_chunks(

@@ -41,7 +41,9 @@ class Model(Part, Generic[ParamsT, CacheT]):
 
         Token n attends to the committed tokens of its row, and to each of the N tokens m for which
         `mask[b, n, m]` is True (None: causal).  The N tokens are staged in slots length ...
-        length + N - 1 of the cache, whose length does not change.
+        length + N - 1 of the cache, whose length does not change.  Without a mask positions ascend
+        up to the last token, and those behind it are padding: what is computed for them means
+        nothing.
 
         With `taps`, `ModelOutput.features` [B, N, sum E] holds the hidden states (the residual
         stream) after those layers, concatenated in the order of `taps`: 0 is the embedding, 1 the

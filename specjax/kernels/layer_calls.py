@@ -59,6 +59,7 @@ def whole_layers(
     layers: Sequence[Mapping[str, Array]],
     heads: int,
     numbers: tuple[float, float, float, float],
+    counts: Array | None = None,
     table: Array | None = None,
 ) -> tuple[list[Array], list[tuple[Array, Array]]]:
     """Runs layers in a program for one CPU.
@@ -74,6 +75,8 @@ def whole_layers(
       heads: H.
       numbers: the scale of scores, their softcap (or any number), eps, and what is added to the
         weights of norms.
+      counts: [B] int32, from 1 to N: of one row the tokens that are computed, and the results of
+        the others are arbitrary numbers; None: all.  Of several rows all are computed.
       table: [B, T] int32, the pages of each row, if keys and values are pages [P, K, page, D]; what
         belongs to a page 0, or behind the table, is not written.
 
@@ -98,6 +101,7 @@ def whole_layers(
     )
     given: list[Array] = [
         x, read, *rotations, visible, jnp.asarray(numbers, jnp.float32), starts.astype(jnp.int32),
+        jnp.full(batch, width, jnp.int32) if counts is None else counts.astype(jnp.int32),
         *([] if table is None else [table.astype(jnp.int32)]),
     ]  # fmt: skip
     results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

@@ -48,7 +48,7 @@ _WORTH = 2**16
 """The multiplications of the products of a phase for which a further part pays."""
 
 
-ARGUMENTS = "x", "read", "cosines", "sines", "visible", "numbers", "starts"
+ARGUMENTS = "x", "read", "cosines", "sines", "visible", "numbers", "starts", "counts"
 TABLE = "table"
 """The last argument of a form with pages."""
 
@@ -89,10 +89,12 @@ class Layers:
 
     Its arguments are x [B, N, E], read [B, N, F], cosines and sines [B, N, 1, R / 2], visible
     [B or 1, N, S], numbers [4] (scale, softcap, eps, and what is added to the weights of norms),
-    and starts [B] in int32: the slot of the first token.  With pages there is also the table [B, T]
-    in int32 of each row's pages, of which 0 is never written.  Its results are streams [L, B, N, E]
-    after each layer, and memory: q and mixed [B, N, H, D], k and v [B, N, K, D], between
-    [B, N, E], inner and up [B, N, I].  Numbers are float32, and `visible` is bool.
+    and in int32 starts [B], the slot of the first token, and counts [B]: if there is one row, it is
+    computed for so many tokens, and what the results hold for the others means nothing.  With pages
+    there is also the table [B, T] in int32 of each row's pages, of which 0 is never written.  Its
+    results are streams [L, B, N, E] after each layer, and memory: q and mixed [B, N, H, D], k and v
+    [B, N, K, D], between [B, N, E], inner and up [B, N, I].  Numbers are float32, and `visible` is
+    bool.
     """
 
     form: LayersForm
@@ -165,7 +167,7 @@ class Layers:
         return {name: work(coding) for name, coding in zip(MATRICES, codings, strict=False)}
 
     def function(self, module: ir.Module) -> ir.Function:
-        others = {"visible": INT8, "starts": INT32, TABLE: INT32}
+        others = {"visible": INT8, "starts": INT32, "counts": INT32, TABLE: INT32}
         places = [others.get(name, FLOAT) for name in self.order]
         function = part_of(module, self.name, [*places, WORD, WORD], 3 + len(_PLACES))
         _Part(self, module, function).write_all()
@@ -195,17 +197,20 @@ class _Part:
         held = zip(work.order, function.args[:count], strict=True)
         self.of: dict[str, Value] = dict(held)
         self.done, table, threads, part, parts, *sizes = function.args[count:]
-        s = self.s = Sizes(*sizes)
+        s = Sizes(*sizes)
+        size = b.mul(b.mul(s.batch, s.width), s.embed)  # of a stream
+        self.some, self.mixes = work.shares(self.emit, s, threads)
+        count = b.sext(self.emit.read(self.of["counts"], word(0), INT32, 4), WORD)
+        one = b.icmp_signed("==", s.batch, word(1))
+        s = self.s = s._replace(width=b.select(one, count, s.width))
         self.rows = b.mul(s.batch, s.width)
         self.wide, self.narrow = (
             b.mul(heads, word(self.form.dim)) for heads in (s.heads, s.key_heads)
         )
-        self.some, self.mixes = work.shares(self.emit, s, threads)
         of_layer = b.sdiv(parts, s.layers)
         layer, self.at = b.sdiv(part, of_layer), b.srem(part, of_layer)
         self.before = b.sub(part, self.at)
         self.own = b.gep(table, [b.mul(layer, word(sum(work.each)))])
-        size = b.mul(self.rows, s.embed)
         first = b.icmp_signed("==", layer, word(0))
         last = b.gep(self.of["streams"], [b.mul(b.sub(layer, word(1)), size)])
         self.x = b.select(first, self.of["x"], last)

@@ -189,6 +189,9 @@ def run_whole_layers(
     visible = cache.layer(0).visible(positions, mask)
     scale = c.head_dim**-0.5 if c.query_scale is None else c.query_scale
     numbers = scale, c.attention_softcap or 0.0, c.norm_eps, c.norm_offset
+    counts = None
+    if len(x) == 1 and x.shape[1] > kernels.MOST_TOKENS and mask is None:
+        counts = 1 + (jnp.diff(positions) > 0).sum(1, dtype=jnp.int32)
     given = [
         {**_arguments(layer), "keys": keys, "values": values}
         for layer, keys, values in zip(layers, cache.keys, cache.values, strict=True)
@@ -196,10 +199,13 @@ def run_whole_layers(
     wide = x.astype(jnp.float32)
     streams, written = kernels.whole_layers(
         form, wide, wide if read is None else read.astype(jnp.float32), (cosines, sines), visible,
-        cache.length, given, c.num_heads, numbers,
+        cache.length, given, c.num_heads, numbers, counts,
         cache.table if isinstance(cache, PagedCache) else None,
     )  # fmt: skip
     keys, values = zip(*written, strict=True)
+    if counts is not None:
+        computed = (jnp.arange(x.shape[1]) < counts[:, None])[..., None]
+        streams = [jnp.where(computed, stream, 0.0) for stream in streams]
     streams = [x, *(stream.astype(x.dtype) for stream in streams)]
     return streams, dataclasses.replace(cache, keys=keys, values=values)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.caches import KVCache, in_chunks
+from specjax.caches import KVCache, in_chunks, places
 from specjax.contract import Context, Lookahead, Source
 from specjax.methods.eagle3.network import Eagle3Config, draft_logits
 from specjax.methods.published import PublishedSource, SharedParams, by_row, embedding_of, head_of
@@ -263,8 +263,9 @@ def read_block(
         cache: KVCache, start: Array | int, pairs: tuple[Array, Array]
     ) -> tuple[KVCache, tuple[()]]:
         tokens, raw = pairs
-        staged = read_pairs(network, params, cache, tokens, fuse(network, params, cache, raw))[-1]
-        return staged.commit(jnp.clip(total - start, 0, tokens.shape[1])), ()
+        count = jnp.clip(total - start, 0, tokens.shape[1])
+        features, depth = fuse(network, params, cache, raw), places(tokens.shape[1], count)
+        return read_pairs(network, params, cache, tokens, features, depth)[-1].commit(count), ()
 
     last = at_index(features, jnp.maximum(block.count - 1, 0)[:, None])[:, 0]
     first = jnp.where((block.count > 0)[:, None], last, state.features[:, 0])
@@ -318,7 +319,7 @@ def read_pairs(
 ) -> tuple[Array, Array, KVCache]:
     """Stages pairs of tokens [B, T] and features [B, T, E]; returns as `Eagle3.__call__`.
 
-    Without `depth` [T] and `mask` the pairs are consecutive.
+    Without `depth` [T], or [B, T] by row, and `mask` the pairs are consecutive.
     """
     positions = cache.length[:, None] + (jnp.arange(tokens.shape[1]) if depth is None else depth)
     embedded = look_up(embedding_of(params), tokens)
