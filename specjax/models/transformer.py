@@ -360,16 +360,16 @@ class Transformer(nn.Module):
             ) -> tuple[list[Array], KVCache]:
                 if x.shape[1] <= kernels.MOST_TOKENS or len(held) == 1:
                     return run_whole_layers(form, c, held, x, positions, cache, mask)
-                # Mostly a prompt is read for its keys and values.  Outside of the kernel XLA leaves
-                # out the attention and the MLP of the last layer where nobody reads its output.
+                # Mostly a prompt is read for its keys and values.  XLA leaves out the second call
+                # where nobody reads the last layer's output, and computes only its keys and values.
                 last = len(held) - 1
                 streams, before = run_whole_layers(
                     form, c, held[:last], x, positions, cache.first(last), mask
                 )
                 called = traced_by_kind(c, layers, held)[last:]
-                ends, after = run_layers(
-                    c.keep([last]), called, streams[-1], positions, cache.layer(last), mask
-                )
+                inputs = streams[-1], positions, cache.layer(last), mask
+                after = run_layers(c.keep([last]), called, *inputs)[1]
+                ends = run_whole_layers(form, c, held[last:], *inputs)[0]
                 assert isinstance(after, KVCache)
                 keys, values = before.keys + after.keys, before.values + after.values
                 cache = dataclasses.replace(cache, keys=keys, values=values)
