@@ -171,7 +171,7 @@ def machine() -> Machine:
     """Returns the LLVM machine of this processor."""
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
-        return Machine(16, 32)
+        return Machine(16, 32, bool(features.get("amx-bf16")) and _may_use_tiles())
     if features.get("avx2"):
         return Machine(8, 16)
     return Machine(4, 32 if platform.machine().lower() in ("aarch64", "arm64") else 16)
@@ -190,7 +190,13 @@ def byte_lanes() -> tuple[int, ...]:
 def tiles() -> bool:
     """Returns whether this processor multiplies tiles of bytes, and Linux lets this process."""
     features = binding.get_host_cpu_features()
-    if not (features.get("amx-int8") and features.get("gfni")) or platform.system() != "Linux":
+    return bool(features.get("amx-int8") and features.get("gfni")) and _may_use_tiles()
+
+
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Returns whether Linux lets this process use the registers of tiles."""
+    if platform.system() != "Linux":
         return False
     allow, tile_data = 0x1023, 18  # ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA
     return ctypes.pythonapi.syscall(158, allow, tile_data) == 0  # arch_prctl

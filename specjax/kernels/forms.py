@@ -11,14 +11,18 @@ from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, Value
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A processor: `lanes` float32 numbers are a vector, and it has `registers` of them."""
+    """A processor: `lanes` float32 numbers are a vector, and it has `registers` of them.
+
+    With `tiles` it multiplies tiles of bfloat16 numbers (AMX).
+    """
 
     lanes: int
     registers: int
+    tiles: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.lanes}_{self.registers}"
+        return f"{self.lanes}_{self.registers}{'_tiles' if self.tiles else ''}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,11 @@ from llvmlite import ir
 
 from specjax.kernels.blocks import block
 from specjax.kernels.dots import dots
-from specjax.kernels.emitting import FLOAT, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, INT16, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import Form, Machine, Operands
 from specjax.kernels.pieces import Piece
 from specjax.kernels.streaming import FEW, stream
+from specjax.kernels.tile_dots import tile_dots
 
 _TILE = 1024
 """Columns whose sums stay in the L1 cache while all rows of the matrix pass."""
@@ -35,9 +36,17 @@ def loops(form: Form, machine: Machine) -> Piece:
     def write(function: ir.Function) -> None:
         emit = Emitter(function)
         x, w, y, first, last, *sizes = function.args
-        (_columns if form.by_columns else dots)(
-            emit, form, machine, Operands(x, w, y, *sizes), first, last
-        )
+        of = Operands(x, w, y, *sizes)
+        if form.by_columns:
+            _columns(emit, form, machine, of, first, last)
+        elif machine.tiles and form.weight == INT16:
+            with emit.b.if_else(emit.b.icmp_signed(">=", of.stride, word(16))) as (many, few):
+                with many:
+                    tile_dots(emit, of, first, last)
+                with few:
+                    dots(emit, form, machine, of, first, last)
+        else:
+            dots(emit, form, machine, of, first, last)
         emit.b.ret_void()
 
     pointers = [kind.as_pointer() for kind in (form.row, form.weight, form.result)]
