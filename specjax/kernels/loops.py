@@ -13,8 +13,8 @@ from llvmlite import ir
 
 from specjax.kernels.blocks import block
 from specjax.kernels.dots import dots
-from specjax.kernels.emitting import FLOAT, INT16, WORD, Emitter, Value, word, zeros
-from specjax.kernels.forms import Form, Machine, Operands
+from specjax.kernels.emitting import FLOAT, WORD, Emitter, Value, word, zeros
+from specjax.kernels.forms import FORMS, Form, Machine, Operands
 from specjax.kernels.pieces import Piece
 from specjax.kernels.streaming import FEW, stream
 from specjax.kernels.tile_dots import tile_dots
@@ -39,7 +39,7 @@ def loops(form: Form, machine: Machine) -> Piece:
         of = Operands(x, w, y, *sizes)
         if form.by_columns:
             _columns(emit, form, machine, of, first, last)
-        elif machine.tiles and form.weight == INT16:
+        elif machine.tiles and form == FORMS["bfloat16"]:
             with emit.b.if_else(emit.b.icmp_signed(">=", of.stride, word(16))) as (many, few):
                 with many:
                     tile_dots(emit, of, first, last)

@@ -64,9 +64,12 @@ def few_rows(x: Array, weights: Array, summed: int) -> Array:
     Returns:
       [B, N, M] or [N, M] in float32, or int32 for int8.
     """
-    target = available.made("product", weights.dtype.name)
+    kind = weights.dtype.name
+    if kind == "bfloat16" != x.dtype.name:
+        kind = "bfloat16_exact"
+    target = available.made("product", kind)
     if target is None:
-        raise ValueError(f"no kernel for {weights.dtype.name} on this CPU; ask `takes` first")
+        raise ValueError(f"no kernel for {kind} on this CPU; ask `takes` first")
     result = _FORMS[weights.dtype.name, summed]
     x = x.astype(jnp.int16 if result == jnp.int32 else jnp.float32)
     return _called(target, x, weights.shape[1 - summed], result, weights)

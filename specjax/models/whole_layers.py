@@ -189,7 +189,7 @@ def run_whole_layers(
     visible = cache.layer(0).visible(positions, mask)
     scale = c.head_dim**-0.5 if c.query_scale is None else c.query_scale
     numbers = scale, c.attention_softcap or 0.0, c.norm_eps, c.norm_offset
-    counts = None
+    counts = None  # of tokens before the padding, as `contract.Model.apply` says
     if len(x) == 1 and x.shape[1] > kernels.MOST_TOKENS and mask is None:
         counts = 1 + (jnp.diff(positions) > 0).sum(1, dtype=jnp.int32)
     given = [

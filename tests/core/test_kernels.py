@@ -216,3 +216,13 @@ def test_rows_are_read_as_they_are(dtype: str):
     assert "stablehlo.reshape" not in read.lower(x).as_text()
     for row, made in zip(x, read(x), strict=True):
         np.testing.assert_array_equal(made, read(row))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_activations_in_float32_are_not_rounded_to_the_dtype_of_the_weights(rows: int):
+    """A router has them so, and tiles of bfloat16 numbers would round them."""
+    x, weights = drawn("bfloat16", 96, 48)
+    x = np.asarray(x[:rows], np.float32) * np.float32(1 + 2**-12)
+    made = np.asarray(kernels.few_rows(jnp.asarray(x), jnp.asarray(weights), 1))
+    exact = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
+    np.testing.assert_allclose(made, exact, rtol=0, atol=1e-4)
