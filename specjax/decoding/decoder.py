@@ -521,8 +521,8 @@ class Decoder:
     def settled(self, state: DecodeState) -> Decoder | None:
         """Returns the decoder of steps in which the proposer drafts without a choice, or None.
 
-        A step without branches takes a CPU less time.  As for `at_rest`, the text must not depend
-        on what is drafted.
+        A CPU takes less time for a step without branches.  Where the text depends on what is
+        drafted there is none, as for `at_rest`.
         """
         proposer = self.proposer
         if not proposer.settles or not self.rule.fixes_text() or not self.target.one_cpu:
