@@ -35,7 +35,14 @@ if TYPE_CHECKING:
         with_table,
         without_pages,
     )
-    from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, places, read_prompt
+    from specjax.caches.prefill import (
+        CHUNK,
+        empty_cache,
+        in_chunks,
+        places,
+        positions_of,
+        read_prompt,
+    )
     from specjax.caches.recurrent import RecurrentCache
     from specjax.caches.rounded import (
         CACHE_DTYPES,
@@ -84,6 +91,7 @@ __all__ = [
     "kept",
     "places",
     "pools_of",
+    "positions_of",
     "read_prompt",
     "read_size",
     "replayed",

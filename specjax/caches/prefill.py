@@ -59,8 +59,7 @@ def read_prompt(
         cache: CacheT, start: Array | int, part: Array
     ) -> tuple[CacheT, tuple[Array, Array | None]]:
         new = jnp.clip(count - start, 0, part.shape[1])
-        positions = cache.length[:, None] + places(part.shape[1], new)
-        positions = jnp.minimum(positions, model.max_positions - 1)
+        positions = positions_of(model, cache.length, part.shape[1], new)
         out = model.apply(params, part, positions, cache, taps=taps)
         committed = out.staged.commit(new)
         return committed, (out.hidden, out.features)
@@ -69,11 +68,17 @@ def read_prompt(
     return *made, cache
 
 
+def positions_of(model: Model[ParamsT, CacheT], start: Array, width: int, count: Array) -> Array:
+    """Returns the positions [B, W] of `count` [B] tokens from `start` [B] on, and of padding."""
+    # A row whose prompt has ended has padding alone, which may begin after the last position.
+    return jnp.minimum(start[:, None] + places(width, count), model.max_positions - 1)
+
+
 def places(width: int, count: Array) -> Array:
     """Returns [B, W] int32, how far each token of a pass is behind its first one.
 
-    Padding, behind the first `count` [B] tokens, is where the last of them is: so no position
-    exceeds those of the text, and a model sees what is padding.
+    Padding, which follows the first `count` [B] tokens, gets the place of the last of them.  So its
+    position does not exceed those of the text, and a model can tell it from text.
     """
     return jnp.minimum(jnp.arange(width), jnp.maximum(count - 1, 0)[:, None])
 

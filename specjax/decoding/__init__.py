@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
-    from specjax.decoding.decoder import Decoder, Verification, put_row
+    from specjax.decoding.changed_rows import put_row
+    from specjax.decoding.decoder import Decoder, Verification
     from specjax.decoding.host_grammar import Guided
     from specjax.decoding.inputs import RowInputs
     from specjax.decoding.logprobs import Logprobs

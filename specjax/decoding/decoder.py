@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from specjax._internal.checks import within
 from specjax._internal.control_flow import apply_if
@@ -30,6 +29,7 @@ from specjax._internal.jit_cache import programs, structure_of
 from specjax._internal.platforms import lowering_platforms, prefers_one_pass
 from specjax._internal.row_writes import write
 from specjax.contract import Cache, Context, Draw, Model, Proposer, Resting, Rule, Settled
+from specjax.decoding.changed_rows import Layout, insert, stopped
 from specjax.decoding.commit import count, emit, record
 from specjax.decoding.inputs import (
     RowInputs,
@@ -77,8 +77,6 @@ from specjax.types import (
     StepInfo,
     Verdict,
 )
-
-_Layout = tuple[NamedSharding | None, ...] | None
 
 _ONE_PASS = 64
 """The most nodes of all rows that a GPU always reads: their pass takes as long as one token's."""
@@ -523,8 +521,8 @@ class Decoder:
     def settled(self, state: DecodeState) -> Decoder | None:
         """Returns the decoder of steps in which the proposer drafts without a choice, or None.
 
-        A step without branches takes a CPU less time.  As for `at_rest`, the text must not depend
-        on what is drafted.
+        A CPU takes less time for a step without branches.  Where the text depends on what is
+        drafted there is none, as for `at_rest`.
         """
         proposer = self.proposer
         if not proposer.settles or not self.rule.fixes_text() or not self.target.one_cpu:
@@ -585,7 +583,7 @@ class Decoder:
             state = self.run(params, state, steps_per_chunk)
             stop = yield state
             if stop is not None:
-                state = dataclasses.replace(state, done=_stopped(state.done, stop))
+                state = dataclasses.replace(state, done=stopped(state.done, stop))
 
     def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
         """Puts `row`, a state of one row, into `slot` of `state` (continuous batching).
@@ -609,7 +607,7 @@ class Decoder:
                 "Processors.create(..., every=True) and one constraint_size"
             )
         at = slot if isinstance(slot, Array) else np.array(slot, np.int32)
-        return _insert(layout(state), state, at, row)
+        return insert(layout(state), state, at, row)
 
     def _draw(
         self, state: DecodeState, width: int | None = None, after: Array | None = None
@@ -646,7 +644,7 @@ def _kind(_: object, state: DecodeState, steps: object, until: object = None) ->
 @programs(static=2, shape=_kind, donate=(3,))
 def _run(
     decoder: Decoder,
-    layout: _Layout,
+    layout: Layout,
     params: Params,
     state: DecodeState,
     max_steps: Array | np.ndarray,
@@ -686,31 +684,6 @@ def _run(
 
     go_on = functools.partial(goes_on, max_steps)
     return constrain_like(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
-
-
-def put_row(
-    layout: _Layout, state: DecodeState, slot: Array | np.ndarray, row: DecodeState
-) -> DecodeState:
-    """Returns a state with a row in `slot`, and with the shardings `layout`.
-
-    The shardings that the two structures name may differ: those of the state stay.
-    """
-    leaves, structure = jax.tree.flatten(state)
-    put = [x.at[slot].set(y[0]) for x, y in zip(leaves, jax.tree.leaves(row), strict=True)]
-    return constrain_like(jax.tree.unflatten(structure, put), layout)
-
-
-_insert = jax.jit(put_row, static_argnums=0, donate_argnums=1)
-
-
-def _stopped(done: Array, stop: Array | np.ndarray) -> Array:
-    """Returns done | stop [B]; on the host if that gives the same kind of array.
-
-    An operation outside a program would be a program of its own.
-    """
-    if isinstance(done.sharding, SingleDeviceSharding) and not getattr(done, "committed", True):
-        return jax.device_put(np.asarray(done) | np.asarray(stop))
-    return done | jnp.asarray(stop)
 
 
 def _zeros(shapes: _Made) -> _Made:

@@ -18,7 +18,7 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.jit_cache import programs, structure_of
-from specjax.caches import empty_cache, kept, places, restored
+from specjax.caches import empty_cache, kept, positions_of, restored
 from specjax.contract import Cache
 from specjax.decoding.inputs import RowInputs
 from specjax.decoding.prefill import Parts, begin, slots_ahead
@@ -128,8 +128,7 @@ def _read(
 ) -> Held:
     """Reads the first `count` [1] of `tokens` [1, W] after those that are committed."""
     tokens, count = jnp.asarray(tokens), jnp.asarray(count)
-    at = held.cache.length[:, None] + places(tokens.shape[1], count)
-    at = jnp.minimum(at, decoder.target.max_positions - 1)
+    at = positions_of(decoder.target, held.cache.length, tokens.shape[1], count)
     proposer = decoder.proposer
     out = decoder.target.apply(params.target, tokens, at, held.cache, taps=proposer.taps)
     cache = out.staged.commit(count)

@@ -243,7 +243,7 @@ def _compile(ready: Ready, started: float, whole: Prepared) -> Learned | None:
         learned.demand = read_demand(*known)
         if learned.demand is None:
             few, every = (one.decoder.proposer.narrower for one in (prepared, whole))
-            # One more program is that of drafts without a choice.
+            # Steps that draft without a choice (`Settled`) have a program of their own.
             more = len(every) + 1 + whole.decoder.proposer.settles
             took = (time.perf_counter() - started) * more / (len(few) + 1)
             depths = (*(width - 1 for width in every[1:]), whole.decoder.proposer.max_depth)

@@ -1,8 +1,8 @@
 """`tile_dots`: `dots` for processors that multiply tiles of bfloat16 numbers (AMX).
 
 A tile of weights [16 outputs, 32 inputs] times one of activations [32 inputs, 16 rows] is added to
-the sums of 16 outputs and 16 rows.  So up to 16 rows take as long as one, and the sums of a row
-depend on no other row.
+the sums of 16 outputs and 16 rows.  So up to 16 rows need as many products of tiles as one, and
+the sums of a row depend on no other row.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Dots:
         emit.amx("ldtilecfg", self.layout)
         self._pack()
         with emit.loop(first, last, _SIDE) as (output, _, _):
-            # The last outputs are multiplied with those before them, if they are fewer than 16.
+            # If fewer than 16 outputs are left, the tile begins at some before them.
             start = emit.least(output, b.sub(of.stride, word(_SIDE)))
             end = emit.least(b.add(output, word(_SIDE)), last)
             self._copy_tail(start)

@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.caches import empty_cache, places
+from specjax.caches import empty_cache, positions_of
 from specjax.contract import ArrayTree, Cache, Model
 from specjax.decoding import slots_ahead
 from specjax.serve.per_row import PerRow
@@ -125,8 +125,7 @@ class Reader:
         Args:
           uses: [parts] bool, the proposers that read.
         """
-        at = start[:, None] + places(tokens.shape[1], count)
-        at = jnp.minimum(at, self.target.max_positions - 1)
+        at = positions_of(self.target, start, tokens.shape[1], count)
         out = self._apply(params, tokens, at, reading.cache)
         cache = out.staged.commit(count)
         block = Block(tokens, out.hidden, count, out.features, cache=cache)

@@ -108,7 +108,7 @@ def judged_by_part(state: AdaptiveState) -> dict[int, np.ndarray]:
     """Returns [2], the judged and the accepted drafts of all rows, of the lookup (0) and of the
     drafter (1).
 
-    They are taken on the host, since each operation on a device would be a program of its own.
+    The host adds them up: on a device each operation would be a program of its own.
     """
     slow = to_host(state.rates.recent)[..., -1, :].sum(0)
     return {part: slow[at] for at, part in enumerate(state.parts)}

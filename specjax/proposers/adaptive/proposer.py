@@ -439,7 +439,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
     def settled(self, params: AdaptiveParams, state: AdaptiveState, alive: Array) -> Array:
         assert state.settling is not None
         keeps = ((state.settling.steps > 0) | ~alive).all()
-        # The seconds that are measured are those of a spell.
+        # While an option is forced its step is timed: as most steps are, without a choice.
         deepest = (params.forced == len(self.options) - 1) & state.drafted.any()
         return jnp.where(params.forced == MEASURED, keeps, deepest)
 
