@@ -15,20 +15,17 @@ from llvmlite import binding, ir
 
 from specjax._internal import kept_programs
 from specjax.kernels.attending import Attention
-from specjax.kernels.codes import Codes
+from specjax.kernels.coded import work_of
 from specjax.kernels.coding import VNNI, Coding
 from specjax.kernels.columns import Product
-from specjax.kernels.digits import Digits
 from specjax.kernels.drawing import Drawing
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
 from specjax.kernels.layer_forms import LayersForm
 from specjax.kernels.layering import Layers
 from specjax.kernels.pieces import Joined
-from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.kernels.sharing import Work, handler
 from specjax.kernels.threefry import RandomBits
-from specjax.kernels.tiles import Tiles
 from specjax.kernels.writing import SlotsWriting, Writing
 
 _lock = threading.Lock()
@@ -53,11 +50,7 @@ def codes(dtype: str, coding: Coding) -> str:
     """Returns the name as `product`, for products with codes that have scales."""
     if coding.digits and VNNI not in byte_lanes():
         raise ValueError("this processor does not multiply bytes by VNNI")
-    if coding.rounded:
-        work = RoundedCodes(coding, machine(), VNNI in byte_lanes())
-    else:
-        kind = Tiles if coding.tiles else Digits if coding.digits else Codes
-        work = kind(coding, machine())
+    work = work_of(coding, machine(), VNNI in byte_lanes())
     return _registered(coding.name, work, "codes", dtype, coding)
 
 
@@ -171,7 +164,7 @@ def machine() -> Machine:
     """Returns the LLVM machine of this processor."""
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
-        return Machine(16, 32, bool(features.get("amx-bf16")) and _may_use_tiles())
+        return Machine(16, 32, bool(features.get("amx-bf16")) and _may_use_tiles(), tiles())
     if features.get("avx2"):
         return Machine(8, 16)
     return Machine(4, 32 if platform.machine().lower() in ("aarch64", "arm64") else 16)

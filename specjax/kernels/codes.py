@@ -77,7 +77,7 @@ class Codes:
     @property
     def pieces(self) -> Sequence[Part]:
         places = [kind.as_pointer() for kind in (FLOAT, *self.matrix, INT32, FLOAT)]
-        name, arguments = f"{self.name}_part", (*places, *[WORD] * 7)
+        name, arguments = f"{self.name}_{self.machine.name}_part", (*places, *[WORD] * 7)
         return (Part(name, arguments, self.buffers, self.write_part),)
 
     def function(self, module: ir.Module) -> ir.Function:
@@ -92,6 +92,9 @@ _KINDS = {
     "float8_e4m3fn": INT8,
 }  # fmt: skip
 """The elements of scales."""
+
+_SIZES = {FLOAT: 4, INT8: 1}
+"""Their bytes, if they are not 2."""
 
 _FP8 = 2.0**8
 """What numbers of e4m3 are more than those of float16 with their bits."""
@@ -159,11 +162,16 @@ class Beside:
         scales = self._numbers(self.scales, output, count)
         return self._scale(scales if count > 1 else self.emit.splat(scales, 1))
 
+    def scales_of_some(self, output: Value, most: int, count: Value) -> Value:
+        """Returns a vector with the scales of up to `most` outputs, each of which has one."""
+        align = _SIZES.get(self.scales.type.pointee, 2)
+        return self._scale(self.emit.read_some(self.scales, output, most, count, align))
+
     def _numbers(self, base: Value, at: Value, count: int) -> Value:
         """Reads the numbers of some groups: one, or a vector."""
         of = base.type.pointee
-        size = {FLOAT: 4, INT8: 1}.get(of, 2)
-        return self.emit.read(base, at, ir.VectorType(of, count) if count > 1 else of, size)
+        kind = ir.VectorType(of, count) if count > 1 else of
+        return self.emit.read(base, at, kind, _SIZES.get(of, 2))
 
     def _scale(self, scales: Value) -> Value:
         b, of = self.b, self.coding.scales

@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from specjax.kernels.codes import Beside, Codes
 from specjax.kernels.coding import DIGIT_STEP
-from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, INT8, INT32, Emitter, Value, word, zeros
 
 _SMALLEST = 2.0**-126
 """The least step of three digits: a smaller one would be rounded, and digits exceed a byte."""
@@ -43,39 +43,26 @@ class Digits(Codes):
         _Part(self, function).write_all()
 
 
-class _Part(Beside):
-    """Writes the instructions of one part, which makes the digits of all rows anew."""
+class MadeDigits(Beside):
+    """A part of a product that makes the digits of all rows anew.
+
+    A subclass sets `digits`, the address of memory for them [rows, count, inner], and `steps`.
+    """
+
+    digits: Value
+    steps: Value
 
     def __init__(self, work: Codes, function: ir.Function) -> None:
         super().__init__(work, function)
-        b: Any = self.b
         self.count = self.coding.digits
         # The largest absolute value of the digits, about: the highest one is at most 127.
         self.largest = 127 * 2 ** (8 * (self.count - 1))
         self.vector, self.words = ir.VectorType(FLOAT, _LANES), ir.VectorType(INT32, _LANES)
         self.bytes = ir.VectorType(INT8, _BYTES)
-        # Codes are multiplied without a sign, so this was added to each number.
-        self.added = self.coding.offset + (_SIGN if self.coding.signed else 0)
-        numbers = b.mul(self.rows, word(self.count))
-        taken, digits = b.mul(numbers, word(_BYTES)), b.mul(numbers, self.inner)
-        size = b.add(b.add(taken, digits), b.mul(self.rows, word(4)))
-        self.held = b.call(self.emit.c("malloc"), [b.add(size, word(64))])
-        address = self.emit.whole(b.add(b.ptrtoint(self.held, WORD), word(63)), 64)
-        self.taken, self.digits, self.steps = (
-            b.inttoptr(b.add(address, before), kind.as_pointer())
-            for before, kind in ((word(0), INT32), (taken, INT8), (b.add(taken, digits), FLOAT))
-        )
 
-    def write_all(self) -> None:
-        b, emit = self.b, self.emit
-        with emit.loop(word(0), self.rows, 1) as (row, _, _):
-            self._write_digits(row)
-        emit.tiles(self.first, self.last, _OUTPUTS, self.rows, _ROWS[self.count], self._tile)
-        b.call(emit.c("free"), [self.held])
-        b.ret_void()
-
-    def _write_digits(self, row: Value) -> None:
-        """Writes the digits of a row, its step, and what the sums of products begin with."""
+    def write_digits(self, row: Value) -> list[Value]:
+        """Writes the digits and the step of a row; returns a vector for each digit, which adds up
+        to the sum of its values."""
         b, emit = self.b, self.emit
         x = b.gep(self.x, [b.mul(row, self.inner)])
         over = ir.Constant(FLOAT, 1 / self.largest)
@@ -87,7 +74,7 @@ class _Part(Beside):
         step = b.select(small, ir.Constant(FLOAT, least), step)
         emit.write(step, self.steps, row, 4)
         spread, first = emit.splat(step, _LANES), b.mul(row, word(self.count))
-        places = [b.gep(self.digits, [self._row(first, d, self.inner)]) for d in range(self.count)]
+        places = [b.gep(self.digits, [self.row(first, d, self.inner)]) for d in range(self.count)]
         whole = emit.whole(self.inner, _BYTES)
         sums = [zeros(self.words)] * self.count
         for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)):
@@ -108,12 +95,46 @@ class _Part(Beside):
                     emit.write(digits, places[d], at, 1)
                     following[d] = emit.add_products(ones, emit.padded(digits, _BYTES), now[d])
             sums = now
-        for d, total in enumerate(sums):
-            less = b.mul(total, ir.Constant(self.words, [-self.added] * _LANES))
-            emit.write(less, self.taken, self._row(first, d, word(_LANES)), 4)
+        return sums
 
-    def _row(self, first: Value, digit: int, size: Value) -> Value:
+    def row(self, first: Value, digit: int, size: Value) -> Value:
+        """Returns where a digit of a row lies, if the numbers of one take `size`."""
         return self.b.mul(self.b.add(first, word(digit)), size)
+
+    def joined(self, digits: Sequence[Value]) -> Value:
+        """Returns numbers in float32 from the whole numbers of their digits, the lowest first."""
+        kind = ir.VectorType(FLOAT, digits[0].type.count)
+        *lower, made = (self.b.sitofp(each, kind) for each in digits)
+        for each in reversed(lower):
+            made = self.emit.multiply_add(made, self.emit.constant(256.0, kind.count), each)
+        return made
+
+
+class _Part(MadeDigits):
+    """Writes the instructions of one part."""
+
+    def __init__(self, work: Codes, function: ir.Function) -> None:
+        super().__init__(work, function)
+        b: Any = self.b
+        # Codes are multiplied without a sign, so this was added to each number.
+        self.added = self.coding.offset + (_SIGN if self.coding.signed else 0)
+        numbers = b.mul(self.rows, word(self.count))
+        taken, steps = b.mul(numbers, word(_BYTES)), b.mul(self.rows, word(4))
+        sizes = taken, b.mul(numbers, self.inner), steps
+        self.held, (taken, self.digits, steps) = self.emit.memory(*sizes)
+        self.taken = b.bitcast(taken, INT32.as_pointer())
+        self.steps = b.bitcast(steps, FLOAT.as_pointer())
+
+    def write_all(self) -> None:
+        b, emit = self.b, self.emit
+        with emit.loop(word(0), self.rows, 1) as (row, _, _):
+            first = b.mul(row, word(self.count))
+            for d, total in enumerate(self.write_digits(row)):
+                less = b.mul(total, ir.Constant(self.words, [-self.added] * _LANES))
+                emit.write(less, self.taken, self.row(first, d, word(_LANES)), 4)
+        emit.tiles(self.first, self.last, _OUTPUTS, self.rows, _ROWS[self.count], self._tile)
+        b.call(emit.c("free"), [self.held])
+        b.ret_void()
 
     def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
         """Computes the products of some rows with some outputs."""
@@ -124,10 +145,9 @@ class _Part(Beside):
         codes = [b.gep(self.codes, [b.mul(j, self.inner)]) for j in columns]
         firsts = [b.mul(row, word(self.count)) for row in mine]
         each = [(first, d) for first in firsts for d in range(self.count)]
-        digits = [b.gep(self.digits, [self._row(*one, self.inner)]) for one in each]
-        begin = [
-            emit.read(self.taken, self._row(*one, word(_LANES)), self.words, 4) for one in each
-        ]
+        digits = [b.gep(self.digits, [self.row(*one, self.inner)]) for one in each]
+        begin = [emit.read(self.taken, self.row(*one, word(_LANES)), self.words, 4) for one in each]
+        pairs = [(r, c) for r in range(rows) for c in range(outputs)]
         ahead = b.mul(self.inner, word(outputs))
         sums = [start for start in begin for _ in columns]
         whole, sign = emit.whole(self.inner, _BYTES), ir.Constant(self.bytes, [_SIGN] * _BYTES)
@@ -144,26 +164,15 @@ class _Part(Beside):
                         k = r * outputs + c
                         following[k] = emit.add_products(code, digit, now[k])
             sums = now
-        if self.count == 1:
-            found = emit.packed_sums(sums)
-            found = b.sitofp(found, ir.VectorType(FLOAT, found.type.count))
-        else:
-            found = emit.packed_sums(self._joined(sums, outputs))
+        # Of each digit, the whole numbers of each row and output.
+        totals = [
+            emit.packed_sums([sums[(r * self.count + d) * outputs + c] for r, c in pairs])
+            for d in range(self.count)
+        ]
+        found = self.joined(totals)
         scales = self.scales_of(i, outputs)
         for r, row in enumerate(mine):
             step = emit.read(self.steps, row, FLOAT, 4)
             total = emit.lanes(found, range(r * outputs, (r + 1) * outputs))
             product = b.fmul(b.fmul(total, emit.splat(step, outputs)), scales)
             emit.write(product, self.y, b.add(b.mul(row, self.outputs), i), 4)
-
-    def _joined(self, sums: list[Value], outputs: int) -> list[Value]:
-        """Returns the sums of three digits as one number of each lane."""
-        scale, joined = self.emit.constant(256.0, _LANES), []
-        for first in range(0, len(sums), self.count * outputs):
-            for c in range(first, first + outputs):
-                lowest, middle, highest = (
-                    self.b.sitofp(sums[c + d * outputs], self.vector) for d in range(self.count)
-                )
-                upper = self.emit.multiply_add(highest, scale, middle)
-                joined.append(self.emit.multiply_add(upper, scale, lowest))
-        return joined

@@ -29,6 +29,13 @@ def zeros(kind: ir.Type) -> ir.Constant:
     return ir.Constant(kind, None)
 
 
+def _suffix(kind: ir.Type) -> str:
+    """Returns how the names of LLVM's intrinsics end for vectors of this type."""
+    if isinstance(kind, ir.IntType):
+        return f"i{kind.width}"
+    return "f32" if kind == FLOAT else "f16"
+
+
 class Emitter:
     """Writes instructions at the end of a function.  `b` is llvmlite's builder."""
 
@@ -254,6 +261,27 @@ class Emitter:
             following[0] = b.select(b.icmp_unsigned(">", size, now[0]), size, now[0])
         return self.largest(now[0])
 
+    def read_some(self, base: Value, index: Value, lanes: int, count: Value, align: int) -> Value:
+        """Reads the first `count` numbers of a vector at base[index], with zeros after them."""
+        kind = ir.VectorType(base.type.pointee, lanes)
+        place = self.b.bitcast(self.b.gep(base, [index]), kind.as_pointer())
+        many = self._first(lanes, count)
+        given = [place, ir.Constant(INT32, align), many, zeros(kind)]
+        name = f"masked.load.v{lanes}{_suffix(kind.element)}.p0"
+        return self.b.call(self._intrinsic(name, kind, [each.type for each in given]), given)
+
+    def write_some(self, value: Value, base: Value, index: Value, count: Value, align: int) -> None:
+        """Writes the first `count` numbers of a vector."""
+        place = self.b.bitcast(self.b.gep(base, [index]), value.type.as_pointer())
+        many = self._first(value.type.count, count)
+        given = [value, place, ir.Constant(INT32, align), many]
+        name = f"masked.store.v{value.type.count}{_suffix(value.type.element)}.p0"
+        self.b.call(self._intrinsic(name, ir.VoidType(), [each.type for each in given]), given)
+
+    def _first(self, lanes: int, count: Value) -> Value:
+        numbers = ir.Constant(ir.VectorType(WORD, lanes), list(range(lanes)))
+        return self.b.icmp_signed("<", numbers, self.splat(count, lanes))
+
     def read_bytes(self, base: Value, at: Value, size: int, lanes: int) -> Value:
         """Reads `size` bytes into a vector of `lanes`, with zeros after them."""
         return self.padded(self.read(base, at, ir.VectorType(INT8, size), 1), lanes)
@@ -338,6 +366,20 @@ class Emitter:
             total = self.add(even, odd)
         return total
 
+    def turned(self, vectors: Sequence[Value]) -> list[Value]:
+        """Returns 16 vectors of 16 numbers; number j of vector i is number i of the given one j."""
+        made, kind = list(vectors), ir.VectorType(INT32, 16)
+        for step in (8, 4, 2, 1):
+            masks = [
+                ir.Constant(kind, [(k & ~step | (16 if k & step else 0)) + high for k in range(16)])
+                for high in (0, step)
+            ]
+            for i in range(16):
+                if not i & step:
+                    pair = made[i], made[i + step]
+                    made[i], made[i + step] = (self.b.shuffle_vector(*pair, mask) for mask in masks)
+        return made
+
     def widened(self, value: Value) -> Value:
         """Returns bfloat16 numbers, given as their bits, in float32: one, or a vector of them."""
         of = value.type
@@ -387,6 +429,18 @@ class Emitter:
         }[name]
         module = self.b.module
         return module.globals.get(name) or ir.Function(module, kind, name)
+
+    def memory(self, *sizes: Value) -> tuple[Value, list[Value]]:
+        """Takes memory: returns what is to be freed, and pieces of so many bytes.
+
+        Each piece begins at a multiple of 64 bytes.
+        """
+        b, ends = self.b, [word(64)]
+        for size in sizes:
+            ends.append(b.add(ends[-1], self.whole(b.add(size, word(63)), 64)))
+        taken = b.call(self.c("malloc"), [ends[-1]])
+        address = self.whole(b.ptrtoint(taken, WORD), 64)
+        return taken, [b.inttoptr(b.add(address, end), INT8.as_pointer()) for end in ends[:-1]]
 
     def _intrinsic(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
         module = self.b.module

@@ -13,16 +13,18 @@ from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, Value
 class Machine:
     """A processor: `lanes` float32 numbers are a vector, and it has `registers` of them.
 
-    With `tiles` it multiplies tiles of bfloat16 numbers (AMX).
+    It may multiply tiles (AMX): of bfloat16 numbers, and of bytes.
     """
 
     lanes: int
     registers: int
-    tiles: bool = False
+    bfloat16_tiles: bool = False
+    byte_tiles: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.lanes}_{self.registers}{'_tiles' if self.tiles else ''}"
+        tiles = "_bfloat16" * self.bfloat16_tiles + "_bytes" * self.byte_tiles
+        return f"{self.lanes}_{self.registers}{tiles}"
 
 
 @dataclasses.dataclass(frozen=True)

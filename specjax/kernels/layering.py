@@ -25,17 +25,16 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from specjax.kernels.attending import Attention
+from specjax.kernels.coded import work_of
 from specjax.kernels.codes import Codes
-from specjax.kernels.coding import ALL, ROUNDED_ROWS, Coding
+from specjax.kernels.coding import ALL, ROUNDED_ROWS
 from specjax.kernels.columns import share_of
-from specjax.kernels.digits import Digits
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import FORMS, Machine
 from specjax.kernels.functions import exponential, tangent
 from specjax.kernels.layer_forms import MATRICES, LayersForm
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
-from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.kernels.sharing import part_of, wait_for
 
 _Read = Callable[[Value, Value], Value]
@@ -157,14 +156,10 @@ class Layers:
     def codes(self) -> dict[str, Codes]:
         """Returns the products with matrices of codes and of int8, by their names."""
 
-        def work(coding: Coding) -> Codes:
-            if coding.rounded:
-                return RoundedCodes(coding, self.machine, self.vnni)
-            return (Digits if coding.digits else Codes)(coding, self.machine)
-
         int8 = self.form.weight == "int8"
         codings = (ROUNDED_ROWS,) * len(MATRICES) if int8 else self.form.codings
-        return {name: work(coding) for name, coding in zip(MATRICES, codings, strict=False)}
+        works = (work_of(coding, self.machine, self.vnni) for coding in codings)
+        return dict(zip(MATRICES, works, strict=False))
 
     def function(self, module: ir.Module) -> ir.Function:
         others = {"visible": INT8, "starts": INT32, "counts": INT32, TABLE: INT32}

@@ -39,7 +39,7 @@ def loops(form: Form, machine: Machine) -> Piece:
         of = Operands(x, w, y, *sizes)
         if form.by_columns:
             _columns(emit, form, machine, of, first, last)
-        elif machine.tiles and form == FORMS["bfloat16"]:
+        elif machine.bfloat16_tiles and form == FORMS["bfloat16"]:
             with emit.b.if_else(emit.b.icmp_signed(">=", of.stride, word(16))) as (many, few):
                 with many:
                     tile_dots(emit, of, first, last)

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, Emitter, Value, word, zeros
 from specjax.kernels.forms import Operands
 
 _SIDE, _DEEP = 16, 32
@@ -46,14 +46,8 @@ class _Dots:
         self.width = b.mul(emit.least(of.rows, word(_SIDE)), word(4))
         self.each = b.mul(self.width, word(_DEEP // 2))  # bytes of a tile of rows
         size = b.mul(b.mul(self.groups, self.steps), self.each)
-        pieces = word(_AT_ONCE * _BYTES), word(_BYTES), word(64), size
-        ends = [word(64)]
-        for piece in pieces:
-            ends.append(b.add(ends[-1], piece))
-        self.taken = b.call(emit.c("malloc"), [ends[-1]])
-        address = emit.whole(b.ptrtoint(self.taken, WORD), 64)
-        places = [b.inttoptr(b.add(address, end), INT8.as_pointer()) for end in ends[:-1]]
-        self.sums, self.tail, self.layout, self.packed = places
+        sizes = word(_AT_ONCE * _BYTES), word(_BYTES), word(64), size
+        self.taken, (self.sums, self.tail, self.layout, self.packed) = emit.memory(*sizes)
 
     def write_all(self, first: Value, last: Value) -> None:
         b, emit, of = self.b, self.emit, self.of

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from specjax.kernels.codes import FP4, Beside, Codes
-from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, INT8, INT32, Emitter, Value, word, zeros
 
 _ROWS, _DIGITS = 5, 3
 """The rows of a tile, and the digits of a number."""
@@ -98,12 +98,7 @@ class _Part(Beside):
             b.mul(self.tiles, word(1024 * self.chunk)),  # products
             word(64),  # the layout of tiles
         ]
-        ends: list[Value] = [word(64)]
-        for piece in pieces:
-            ends.append(b.add(ends[-1], piece))
-        self.taken = b.call(self.emit.c("malloc"), [ends[-1]])
-        address = self.emit.whole(b.ptrtoint(self.taken, WORD), 64)
-        places = [b.inttoptr(b.add(address, end), _BYTE) for end in ends[:-1]]
+        self.taken, places = self.emit.memory(*pieces)
         self.digits, steps, sums, self.copied, scales, zero, totals, products, layout = places
         self.steps, self.sums, self.of_scales, self.of_zeros, self.totals, self.products = (
             b.bitcast(place, FLOAT.as_pointer())
@@ -169,7 +164,7 @@ class _Part(Beside):
             emit.write(sums, self.sums, b.mul(at, word(16)), 4)
             place = b.gep(self.digits, [b.mul(at, word(16 * self.segment))])
             for k, quad in enumerate(quads):
-                for i, turned in enumerate(_turned(emit, quad)[: self.segment // 4]):
+                for i, turned in enumerate(emit.turned(quad)[: self.segment // 4]):
                     emit.write(turned, place, word(64 * (16 * k + i)), 1)
 
     def _digits_of(self, start: Value) -> tuple[Value, list[list[Value]]]:
@@ -389,18 +384,3 @@ class _Part(Beside):
             for r in range(many):
                 place = b.add(b.mul(b.add(row, word(r)), self.outputs), b.add(first, j))
                 emit.write(b.extract_element(total, ir.Constant(INT32, r)), self.y, place, 4)
-
-
-def _turned(emit: Emitter, vectors: Sequence[Value]) -> list[Value]:
-    """Returns 16 vectors of 16 words, of which vector i has the words i of the given ones."""
-    made = list(vectors)
-    for step in (8, 4, 2, 1):
-        masks = [
-            ir.Constant(_WORDS, [(k & ~step | (16 if k & step else 0)) + high for k in range(16)])
-            for high in (0, step)
-        ]
-        for i in range(16):
-            if not i & step:
-                pair = made[i], made[i + step]
-                made[i], made[i + step] = (emit.b.shuffle_vector(*pair, mask) for mask in masks)
-    return made

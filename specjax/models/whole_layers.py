@@ -123,9 +123,8 @@ def _codings_of(matrices: Sequence[Packed]) -> tuple[kernels.Coding, ...]:
     for packed in matrices:
         coding = next(codings(packed), None)
         plain = packed.order is packed.whole is None and not packed.in_groups
-        # No kernel for tiles was ever tried inside of layers, and with one that does not round
-        # activations they would have to be rounded before.
-        if coding is None or not plain or coding.tiles or (packed.rounds and not coding.rounded):
+        # A kernel that does not round activations would need rounded ones.
+        if coding is None or not plain or (packed.rounds and not coding.rounded):
             return ()
         found.append(coding)
     return tuple(found)

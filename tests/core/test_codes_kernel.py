@@ -14,6 +14,7 @@ from coded_rows import CASES, IN_BYTES, Case, check, check_rounded, coding, draw
 from specjax import kernels
 from specjax.kernels import available, calling
 from specjax.kernels.codes import Codes
+from specjax.kernels.digits import Digits
 from specjax.kernels.forms import Machine
 from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.models.packed import Packed
@@ -48,6 +49,33 @@ def test_codes_with_a_scale_for_each_output_are_multiplied_as_digits(
         layout = coding(drawn(case))
         assert layout is not None and layout.digits == (3 if vnni and case in whole else 0)
         assert layout.in_digits(2**15 + 16) is None
+
+
+@pytest.mark.parametrize("case", [CASES[10], CASES[19]._replace(outputs=7)], ids=str)
+def test_tiles_of_digits_have_the_bits_that_vnni_has(monkeypatch: pytest.MonkeyPatch, case: Case):
+    """A pass over one row is multiplied without tiles, and one over more of them in tiles.
+
+    Without AMX both are the same kernel.
+    """
+    made = drawn(case)
+    layout = coding(made)
+    if layout is None or not layout.digits:
+        return  # the test above says that this processor has no VNNI
+    x = np.random.default_rng(0).normal(size=(33, case.inputs)).astype(np.float32)
+
+    def products() -> list[np.ndarray]:
+        multiply = functools.partial(kernels.few_rows_of_codes, layout)
+        parts = made.codes, made.scales, made.zeros, None
+        each = jax.jit(lambda x: [multiply(x[:rows], *parts) for rows in (1, 2, 5, 11, 33)])
+        return [np.asarray(y) for y in each(x)]
+
+    ours = products()
+    name = f"specjax_test_without_tiles_{layout.name}"
+    calling.register(Digits(layout, Machine(16, 32)), name)
+    monkeypatch.setattr(available, "made", lambda *of: name)
+    for y, z in zip(ours, products(), strict=True):
+        np.testing.assert_array_equal(y, z)
+        np.testing.assert_array_equal(y, ours[-1][: len(y)])
 
 
 @pytest.mark.parametrize("case", IN_BYTES[1::2], ids=str)
@@ -112,9 +140,9 @@ def test_a_packed_matrix_is_multiplied_with_the_kernel(dtype: str):
     """And a product of more rows with XLA."""
     case = CASES[0]
     matrix = held(case)
-    x = np.random.default_rng(0).normal(size=(200, case.inputs)).astype(jnp.dtype(dtype))
+    x = np.random.default_rng(0).normal(size=(600, case.inputs)).astype(jnp.dtype(dtype))
     product = jax.jit(lambda x, w: w.unbox().product(x, LAST, True))
-    for rows in (2, 200):
+    for rows in (2, 600):
         text = product.lower(x[:rows], matrix).as_text()
         assert ("specjax_codes_uint4" in text) == (rows == 2)
         y = np.asarray(product(x[:rows], matrix), np.float32)
@@ -155,7 +183,7 @@ def test_one_matrix_of_a_stack_is_read(number: int):
 
 def test_other_layouts_are_left_to_xla(monkeypatch: pytest.MonkeyPatch):
     made = drawn(CASES[0])
-    assert not kernels.takes_codes(200, coding(made))
+    assert not kernels.takes_codes(600, coding(made))
     assert not kernels.takes_codes(0, coding(made))
     for change in ({"inputs": 767}, {"group": 12}, {"fp4": True, "pairs": False}):
         assert coding(made._replace(layout=made.layout | change)) is None

@@ -1,0 +1,210 @@
+"""The product of `digits.py` for processors that multiply tiles of bytes (AMX).
+
+A tile of codes [16 outputs, 64 inputs] is multiplied with one of digits [64 inputs, 16 columns],
+and a column is a digit of a row.  So up to 5 rows of three digits need as many products of tiles as
+one.  Sums are whole numbers, and a row's bits depend on no other row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from specjax.kernels.codes import Codes
+from specjax.kernels.digits import Digits, MadeDigits
+from specjax.kernels.emitting import FLOAT, INT8, INT32, Emitter, Value, word, zeros
+
+_SIDE, _DEEP = 16, 64
+"""The outputs and the columns of a tile, and its inputs."""
+
+_BYTES = 1024
+"""The bytes of a tile."""
+
+_AT_ONCE = 2
+"""The tiles of columns that are multiplied with a tile of codes before the next one is read."""
+
+_AHEAD = 1
+"""Blocks of 16 outputs after which a prefetched one is multiplied."""
+
+_FEW = 1
+"""The most rows that are multiplied without tiles, whose sums have to be turned.
+
+That took .83 to .90 of the time with a target of 20M parameters and about as long with 110M; two
+rows of three digits .93 and 1.09 (two Intel cores, November 2026).
+"""
+
+_SUMS, _CODES, _COLUMNS = (0, 1), 2, (3, 4)  # registers for tiles
+_LAST_CODES, _LAST_COLUMNS = 5, (6, 7)  # for the last inputs, if they are no whole tile
+
+
+@dataclasses.dataclass(frozen=True)
+class TileDigits(Codes):
+    """The `sharing.Work` as `Codes`."""
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        return emit.least(threads, worth)  # a part multiplies little for the digits that it makes
+
+    def write_part(self, function: ir.Function) -> None:
+        """Writes both products, and the choice between them, which changes no bit."""
+        few, many = (
+            ir.Function(function.module, function.ftype, f"{function.name}_of_{name}_rows")
+            for name in ("few", "many")
+        )
+        for each in (few, many):
+            each.linkage = "internal"
+        Digits(self.coding, self.machine).write_part(few)
+        _Part(self, many).write_all()
+        emit = Emitter(function)
+        b: Any = emit.b
+        rows, tokens = function.args[-5:-3]
+        fits = b.icmp_signed("<=", b.mul(rows, tokens), word(_FEW))
+        with b.if_else(fits) as branches:
+            for each, branch in zip((few, many), branches, strict=True):
+                with branch:
+                    b.call(each, function.args)
+        b.ret_void()
+
+
+class _Part(MadeDigits):
+    """Writes the instructions of one part."""
+
+    def __init__(self, work: Codes, function: ir.Function) -> None:
+        super().__init__(work, function)
+        b, emit = self.b, self.emit
+        most = _SIDE // self.count  # the rows of a tile
+        self.high = emit.least(self.outputs, word(_SIDE))  # the outputs of a tile
+        self.whole, self.rest = b.sdiv(self.inner, word(_DEEP)), b.srem(self.inner, word(_DEEP))
+        self.groups = b.sdiv(b.add(self.rows, word(most - 1)), word(most))
+        self.most = emit.least(self.rows, word(most))  # fewer rows are narrower tiles
+        self.width = b.mul(self.most, word(4 * self.count))
+        steps = b.sdiv(b.add(self.inner, word(_DEEP - 1)), word(_DEEP))
+        self.each = b.mul(b.mul(steps, self.width), word(_DEEP // 4))  # bytes of a group of rows
+        self.taken, places = emit.memory(
+            b.mul(b.mul(self.rows, word(self.count)), self.inner),
+            b.mul(self.rows, word(4)),
+            b.add(b.mul(self.groups, self.each), word(_DEEP)),  # a write reaches behind them
+            b.mul(self.groups, word(4 * _SIDE)),
+            word(_AT_ONCE * _BYTES),
+            word(64),
+        )
+        self.digits, steps, self.tiles, starts, sums, self.layout = places
+        self.steps = b.bitcast(steps, FLOAT.as_pointer())
+        self.starts, self.sums = (b.bitcast(at, INT32.as_pointer()) for at in (starts, sums))
+
+    def write_all(self) -> None:
+        b, emit = self.b, self.emit
+        self._configure()
+        with emit.loop(word(0), self.groups, 1) as (group, _, _):
+            emit.write(zeros(self.words), self.starts, b.mul(group, word(_SIDE)), 4)
+        with emit.loop(word(0), self.rows, 1) as (row, _, _):
+            at = b.add(b.mul(b.sdiv(row, self.most), word(_SIDE)), self._column(row))
+            for d, total in enumerate(self.write_digits(row)):
+                less = b.mul(emit.sum(total), ir.Constant(INT32, -self.coding.offset))
+                emit.write(less, self.starts, b.add(at, word(d)), 4)
+        with emit.loop(word(0), self.groups, 1) as (group, _, _):
+            self._lay_out(group)
+        with emit.loop(self.first, self.last, _SIDE) as (output, _, _):
+            # If fewer than 16 outputs are left, the tile begins at some before them.
+            output = emit.least(output, b.sub(self.outputs, self.high))
+            whole = emit.whole(self.groups, _AT_ONCE)
+            for low, high, many in ((word(0), whole, _AT_ONCE), (whole, self.groups, 1)):
+                with emit.loop(low, high, many) as (group, _, _):
+                    self._multiply(output, group, many)
+                    for i in range(many):
+                        self._finish(output, b.add(group, word(i)), i)
+        emit.amx("tilerelease")
+        b.call(emit.c("free"), [self.taken])
+        b.ret_void()
+
+    def _column(self, row: Value) -> Value:
+        """Returns the column of the first digit of a row."""
+        return self.b.mul(self.b.srem(row, self.most), word(self.count))
+
+    def _configure(self) -> None:
+        """Sets the sizes of tiles."""
+        b, emit = self.b, self.emit
+        emit.write(ir.Constant(ir.VectorType(INT8, 64), [1, *[0] * 63]), self.layout, word(0), 1)
+        sizes = {_CODES: (self.high, word(_DEEP)), _LAST_CODES: (self.high, self.rest)}
+        sizes |= dict.fromkeys(_SUMS, (self.high, self.width))
+        sizes |= dict.fromkeys(_COLUMNS, (word(_DEEP // 4), self.width))
+        sizes |= dict.fromkeys(_LAST_COLUMNS, (b.sdiv(self.rest, word(4)), self.width))
+        for tile, (rows, size) in sizes.items():
+            unused = b.icmp_signed("==", b.mul(rows, size), word(0))
+            for at, value in ((16 + 2 * tile, size), (48 + tile, rows)):
+                value = b.trunc(b.select(unused, word(0), value), INT8)
+                emit.write(value, self.layout, word(at), 1)
+        emit.amx("ldtilecfg", self.layout)
+
+    def _lay_out(self, group: Value) -> None:
+        """Writes the tiles of a group of rows: four digits of each column side by side, then the
+        next four."""
+        b, emit = self.b, self.emit
+        before = b.mul(b.mul(group, self.most), word(self.count))
+        mine = emit.least(self.most, b.sub(self.rows, b.mul(group, self.most)))
+        last = b.sub(b.mul(mine, word(self.count)), word(1))  # stands for columns that nobody reads
+        columns = [b.add(before, emit.least(word(c), last)) for c in range(_SIDE)]
+        columns = [b.gep(self.digits, [b.mul(column, self.inner)]) for column in columns]
+        place = b.gep(self.tiles, [b.mul(group, self.each)])
+        whole = b.mul(self.whole, word(_DEEP))
+        for low, high, size in ((word(0), whole, _DEEP), (whole, self.inner, _SIDE)):
+            with emit.loop(low, high, size) as (at, _, _):
+                read = [emit.read_bytes(column, at, size, _DEEP) for column in columns]
+                words = emit.turned([b.bitcast(each, self.words) for each in read])
+                first = b.mul(b.sdiv(at, word(4)), self.width)
+                # A row of a tile may be shorter than a vector, and the next write begins behind it.
+                for i, each in enumerate(words[: size // 4]):
+                    emit.write(each, place, b.add(first, b.mul(self.width, word(i))), 1)
+
+    def _multiply(self, output: Value, group: Value, many: int) -> None:
+        """Writes the sums of 16 outputs and some groups of rows."""
+        b, emit = self.b, self.emit
+        codes = b.gep(self.codes, [b.mul(output, self.inner)])
+        ahead = b.mul(self.inner, word(_AHEAD * _SIDE))
+        for i in range(many):
+            at = b.mul(b.add(group, word(i)), word(_SIDE))
+            start = b.bitcast(b.gep(self.starts, [at]), INT8.as_pointer())
+            emit.amx("tileloadd64", _SUMS[i], start, word(0))
+
+        def add(step: Value, code: int, columns: Sequence[int]) -> None:
+            emit.amx("tileloadd64", code, b.gep(codes, [b.mul(step, word(_DEEP))]), self.inner)
+            for i in range(many):
+                at = b.mul(b.mul(step, self.width), word(_DEEP // 4))
+                at = b.add(b.mul(b.add(group, word(i)), self.each), at)
+                emit.amx("tileloadd64", columns[i], b.gep(self.tiles, [at]), self.width)
+                name = "tdpbssd" if self.coding.signed else "tdpbusd"
+                emit.amx(name, _SUMS[i], code, columns[i])
+
+        with emit.loop(word(0), self.whole, 1) as (step, _, _):
+            following = b.add(ahead, b.mul(step, word(_BYTES)))
+            for line in range(0, _BYTES, 64):
+                emit.prefetch(b.gep(codes, [b.add(following, word(line))]))
+            add(step, _CODES, _COLUMNS)
+        with b.if_then(b.icmp_signed("!=", self.rest, word(0))):
+            add(self.whole, _LAST_CODES, _LAST_COLUMNS)
+        for i in range(many):
+            sums = b.bitcast(b.gep(self.sums, [word(_BYTES // 4 * i)]), INT8.as_pointer())
+            emit.amx("tilestored64", _SUMS[i], sums, word(64))
+
+    def _finish(self, output: Value, group: Value, tile: int) -> None:
+        """Writes the products of a group of rows with 16 outputs."""
+        b, emit = self.b, self.emit
+        sums = b.gep(self.sums, [word(_BYTES // 4 * tile)])
+        read = [emit.read(sums, word(_SIDE * j), self.words, 4) for j in range(_SIDE)]
+        for column, each in enumerate(emit.turned(read)):
+            emit.write(each, sums, word(_SIDE * column), 4)
+        scales = self.scales_of_some(output, _SIDE, self.high)
+        first = b.mul(group, self.most)
+        end = emit.least(b.add(first, self.most), self.rows)
+        with emit.loop(first, end, 1) as (row, _, _):
+            column = self._column(row)
+            digits = [
+                emit.read(sums, b.mul(b.add(column, word(d)), word(_SIDE)), self.words, 4)
+                for d in range(self.count)
+            ]
+            step = emit.splat(emit.read(self.steps, row, FLOAT, 4), _SIDE)
+            product = b.fmul(b.fmul(self.joined(digits), step), scales)
+            place = b.add(b.mul(row, self.outputs), output)
+            emit.write_some(product, self.y, place, self.high, 4)
