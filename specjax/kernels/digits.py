@@ -73,6 +73,8 @@ class MadeDigits(Beside):
             small, least = b.fcmp_ordered("<", step, ir.Constant(FLOAT, _SMALLEST)), _SMALLEST
         step = b.select(small, ir.Constant(FLOAT, least), step)
         emit.write(step, self.steps, row, 4)
+        if self.count > 1:  # a product is as exact with the inverse
+            step = b.fdiv(ir.Constant(FLOAT, 1.0), step)
         spread, first = emit.splat(step, _LANES), b.mul(row, word(self.count))
         places = [b.gep(self.digits, [self.row(first, d, self.inner)]) for d in range(self.count)]
         whole = emit.whole(self.inner, _BYTES)
@@ -82,7 +84,8 @@ class MadeDigits(Beside):
                 made: list[list[Value]] = [[] for _ in range(self.count)]
                 for i in range(0, size, _LANES):
                     numbers = emit.read(x, b.add(at, word(i)), self.vector, 4)
-                    rest = b.fptosi(emit.rounded(b.fdiv(numbers, spread)), self.words)
+                    many = (b.fmul if self.count > 1 else b.fdiv)(numbers, spread)
+                    rest = b.fptosi(emit.rounded(many), self.words)
                     for d, mine in enumerate(made):
                         digit = b.trunc(rest, ir.VectorType(INT8, _LANES))
                         mine.append(digit)
