@@ -59,6 +59,7 @@ from specjax.models import (
     dot_general_on,
     holds_packed,
     mtp_layout,
+    reads_bfloat16,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.types import Weights
@@ -99,6 +100,7 @@ def load(
     dequantise: bool = False,
     activations: str | None = None,
     own_kernels: bool = True,
+    keep_bfloat16: bool = False,
 ) -> LanguageModel:
     """Reads a model.
 
@@ -135,6 +137,10 @@ def load(
         and its name says so.  By default activations stay in `dtype`.
       own_kernels: False: compute with XLA's products, attention and filters alone, to find out
         whether a kernel of specjax (on one CPU or one NVIDIA GPU) is at fault.
+      keep_bfloat16: on one CPU, hold the matrices of linear maps in bfloat16 if the file does, and
+        compute in float32 as without it: a pass reads half the bytes, and has the same bits.  It
+        is for decoding, not for training, and for models whose layers are one operation of ours
+        (docs/models.md names them); elsewhere, and in another dtype, it changes nothing.
 
     Raises:
       ValueError: with every mismatch, and the fix.
@@ -164,6 +170,7 @@ def load(
     chosen("cache_dtype", cache_dtype, (None, *CACHE_DTYPES))
     chosen("precision", precision, (None, *PRECISIONS))
     flag("own_kernels", own_kernels)
+    flag("keep_bfloat16", keep_bfloat16)
     folder = find_folder(path, revision)
     adapter = None
     if lora is not None:
@@ -198,6 +205,7 @@ def load(
     )
     model = LinenModel(network, dtype, precision, cache_dtype)
     mesh = None if mesh is None else fitted(mesh, model, rules)
+    narrow = keep_bfloat16 and alone and platform == "cpu" and dtype == jnp.float32
     with named(folder):
         params = read_params(
             folder,
@@ -211,6 +219,7 @@ def load(
             scheme=outline.scheme,
             dequantise=dequantise,
             in_int4=in_int4,
+            keep_bfloat16=narrow and adapter is None and reads_bfloat16(ours),
         )
     loaded = outline.with_weights(model, params)
     if activations is not None:

@@ -71,6 +71,7 @@ def read_params(
     scheme: packed_files.Scheme | None = None,
     dequantise: bool = False,
     in_int4: bool = False,
+    keep_bfloat16: bool = False,
 ) -> dict[str, ArrayTree]:
     """Reads the parameters of `model`, in `dtype`.
 
@@ -88,6 +89,7 @@ def read_params(
       scheme: what the folder says about packed weights.
       dequantise: hold packed matrices in `dtype`, as all others.
       in_int4: round the matrices of linear maps that are not packed to 4 bits.
+      keep_bfloat16: hold the matrices of linear maps in bfloat16 if the files do.
 
     Raises:
       ValueError: with every tensor that is missing, unexpected, stored twice, or of another shape
@@ -145,7 +147,7 @@ def read_params(
                 f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}"
             )
     return _read_leaves(
-        folder, rows, shapes, stored, faults, dtype, placed, not dequantise, in_int4
+        folder, rows, shapes, stored, faults, dtype, placed, not dequantise, in_int4, keep_bfloat16
     )
 
 
@@ -184,10 +186,12 @@ def _read_leaves(
     placed: dict[_Path, NamedSharding],
     packed: bool = False,
     in_int4: bool = False,
+    keep_bfloat16: bool = False,
 ) -> dict[str, ArrayTree]:
     """Reads parameters that were checked.
 
     If `packed` is set, packed matrices stay so, and with `in_int4` others are rounded to 4 bits.
+    With `keep_bfloat16` matrices that are stored in bfloat16 stay so.
     """
     refuse_weights(folder, faults)
     grouped = _grouped(rows, lambda row: row.path).items()
@@ -203,6 +207,16 @@ def _read_leaves(
         and path not in kept_packed
         and packed_files.may_be_rounded(path, parts, shapes[path])
     }
+
+    def kind_of(path: _Path, parts: Sequence[Tensor]) -> np.dtype:
+        """Returns the dtype of a parameter that is neither packed nor rounded."""
+        if parts[0].wide:
+            return np.dtype(np.float32)
+        matrix = keep_bfloat16 and path[-1] == "kernel" and len(shapes[path]) == 2
+        kept = matrix and all(stored[part.name].kind == "BF16" for part in parts)
+        return jnp.dtype(jnp.bfloat16 if kept else dtype)
+
+    kinds = {path: kind_of(path, parts) for path, parts in grouped}
     cuts = []
     for path, parts in grouped:
         if path in placed and path in kept_packed:
@@ -218,7 +232,7 @@ def _read_leaves(
 
     def bytes_of(path: _Path, shape: _Shape) -> float:
         held = placed[path].shard_shape(shape) if path in placed else shape
-        each = jnp.dtype(dtype).itemsize
+        each = kinds[path].itemsize
         if path in kept_packed:
             each = packed_files.held_bytes(kept_packed[path], stored)
         elif path in to_round:
@@ -253,10 +267,9 @@ def _read_leaves(
                 packed_files.rounded_leaf(dense, turned, at, platform)
             )
             continue
-        kept = jnp.dtype(jnp.float32 if parts[0].wide else dtype)
-        read = _reader(parts, shapes[path], stored, kept, spoilt)
+        read = _reader(parts, shapes[path], stored, kinds[path], spoilt)
         if path in placed:
-            leaf = jax.make_array_from_callback(shapes[path], placed[path], read, kept)
+            leaf = jax.make_array_from_callback(shapes[path], placed[path], read, kinds[path])
         else:
             leaf = jax.device_put(read((slice(None),) * len(shapes[path])))
         params[path] = jax.block_until_ready(leaf)  # otherwise host copies would pile up

@@ -275,7 +275,7 @@ def _content(name: str) -> tuple[tuple[str, int, int], ...]:
 def _loaded(name: str, content: object, mesh: Mesh | None) -> LanguageModel:
     """Returns the draft of a folder; the one that was named last is kept and not read again."""
     # Without rules, every device holds the whole draft.
-    return load(name, mesh=mesh, rules={})
+    return load(name, mesh=mesh, rules={}, keep_bfloat16=True)
 
 
 _METHODS = ("ngram", "draft_model", *METHODS)

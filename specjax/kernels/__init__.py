@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     )
     from specjax.kernels.layer_calls import takes_layers, whole_layers
     from specjax.kernels.layer_forms import MATRICES, LayersForm
-    from specjax.kernels.narrow import few_rows, few_rows_of, most_rows, takes, takes_stacked
+    from specjax.kernels.narrow import (
+        few_rows,
+        few_rows_of,
+        most_rows,
+        takes,
+        takes_stacked,
+        widens_columns,
+    )
     from specjax.kernels.paging import (
         few_queries_of_pages,
         takes_pages,
@@ -94,6 +101,7 @@ __all__ = [
     "together",
     "usable",
     "whole_layers",
+    "widens_columns",
     "write_pages",
     "write_pages_on_tpu",
     "write_slots",

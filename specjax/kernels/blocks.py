@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 from llvmlite import ir
 
 from specjax.kernels.emitting import FLOAT, Emitter, Value, word
@@ -17,8 +20,8 @@ _MANY, _PANEL_DEEP = 24, 64
 the matrix are copied, and then all rows of x pass.
 """
 
-_LINE = 16
-"""The float32 numbers in a cache line."""
+_LINE = 64
+"""The bytes of a cache line."""
 
 
 def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
@@ -35,11 +38,10 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
     most, wide = (6, 4) if machine.registers >= 32 else (4, 2)
     panel, kind_of_weight = wide * lanes, of.w.type.pointee
     size = 4 if kind_of_weight == FLOAT else 2
-    columns_of_row = ir.VectorType(kind_of_weight, lanes)
     with b.goto_entry_block():
-        held = b.alloca(ir.ArrayType(kind_of_weight, _PANEL_DEEP * panel))
+        held = b.alloca(ir.ArrayType(FLOAT, _PANEL_DEEP * panel))
         held.align = 64
-        packed = b.bitcast(held, of.w.type)
+        packed = b.bitcast(held, FLOAT.as_pointer())
 
     def add(
         k: Value, deep: Value, j: Value, vectors: int, kind: ir.Type, m: Value, many: int,
@@ -58,7 +60,7 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
         before = [emit.read(*place, kind, 4) for place in places]
         with emit.loop(k, deep, 1, before) as (i, totals, following):
             later = b.gep(of.w, [b.add(b.add(b.mul(i, of.stride), j), ahead)])
-            for line in range(0, vectors * width, _LINE):
+            for line in range(0, vectors * width, _LINE // size):
                 emit.prefetch(b.gep(later, [word(line)]))
             row = b.gep(weights_at[0], [b.mul(i, weights_at[1])])
             length = lanes if kind == vector else None
@@ -73,14 +75,14 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
             emit.write(total, *place, 4)
 
     def copy(k: Value, deep: Value, j: Value) -> None:
-        """Copies rows [k, deep) of the panel from column j, as its lines may share few places of
-        the L1 cache.
+        """Copies rows [k, deep) of the panel from column j, in float32, as its lines may share few
+        places of the L1 cache.
         """
         with emit.loop(k, deep, 1) as (i, _, _):
             row = b.gep(of.w, [b.add(b.mul(i, of.stride), j)])
             place = b.gep(packed, [b.mul(b.sub(i, k), word(panel))])
             for at in range(0, panel, lanes):
-                emit.write(emit.read(row, word(at), columns_of_row, size), place, word(at), size)
+                emit.write(emit.weights(row, word(at), lanes), place, word(at), 4)
 
     def columns(k: Value, deep: Value, begin: Value, last: Value) -> None:
         """Adds rows [k, deep) of the matrix to the sums of columns [begin, last)."""
@@ -88,18 +90,34 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
             stop = b.add(begin, emit.whole(b.sub(last, begin), width))
             with emit.loop(begin, stop, width) as (j, _, _):
                 place = b.gep(of.w, [j]), of.stride
-                if width == panel:
+                # Columns behind the last vector are few, and LLVM takes its time for each size.
+                sizes = groups if kind == vector else [(word(0), of.rows, 1)]
+                each = functools.partial(all_rows, k, deep, j, vectors, kind, sizes)
+                mine = b.gep(packed, [b.sub(word(0), b.mul(k, word(panel)))]), word(panel)
+                if width < panel:
+                    each(place)
+                elif kind_of_weight == FLOAT:
                     with b.if_then(panels):
                         copy(k, deep, j)
                     # LLVM takes its time for each loop over groups, so both kinds share one.
-                    before = b.gep(packed, [b.sub(word(0), b.mul(k, word(panel)))])
-                    mine = before, word(panel)
-                    place = tuple(b.select(panels, *two) for two in zip(mine, place, strict=True))
-                # Columns behind the last vector are few, and LLVM takes its time for each size.
-                for group in groups if kind == vector else [(word(0), of.rows, 1)]:
-                    with emit.loop(*group) as (m, _, _):
-                        add(k, deep, j, vectors, kind, m, group[2], place)
+                    each(tuple(b.select(panels, *two) for two in zip(mine, place, strict=True)))
+                else:
+                    with b.if_else(panels) as (many, some):
+                        with many:
+                            copy(k, deep, j)
+                            each(mine)
+                        with some:
+                            each(place)
             begin = stop
+
+    def all_rows(
+        k: Value, deep: Value, j: Value, vectors: int, kind: ir.Type,
+        sizes: Sequence[tuple[Value, Value, int]], place: tuple[Value, Value],
+    ) -> None:  # fmt: skip
+        """Writes `add` for all rows of x."""
+        for group in sizes:
+            with emit.loop(*group) as (m, _, _):
+                add(k, deep, j, vectors, kind, m, group[2], place)
 
     groups = emit.groups(of.rows, most)
     panels = b.icmp_signed(">", of.rows, word(_MANY))

@@ -90,7 +90,7 @@ def whole_layers(
     first = layers[0]
     key_heads = first["keys"].shape[1]
     gate = first["gate"]
-    inner = gate.shape[1 if form.weight == "float32" else 0]
+    inner = gate.shape[1 if form.by_columns else 0]
     shapes = (
         (len(layers), batch, width, embed),
         (batch, width, heads, form.dim),

@@ -15,9 +15,10 @@ class LayersForm:
     """What the layers of a network compute.
 
     Attributes:
-      weight: the matrices: "float32" [in, out]; "bfloat16" [out, in], where all other arguments of
-        a layer are in bfloat16, too; "int8" [out, in], which has a scale [out] for each output
-        after it; or "codes" [out, bytes], which has scales and maybe zeros [out, groups] after it.
+      weight: the matrices: "float32" or "bfloat16_columns" [in, out]; "bfloat16" [out, in], where
+        all other arguments of a layer are in bfloat16, too; "int8" [out, in], which has a scale
+        [out] for each output after it; or "codes" [out, bytes], which has scales and maybe zeros
+        [out, groups] after it.
       dim: the size of a head.
       activation: "silu" or "gelu_tanh".
       normed: whether the layers norm what attention reads; else `read` is normed, of one layer.
@@ -57,6 +58,11 @@ class LayersForm:
         return "bfloat16" if self.weight == "bfloat16" else "float32"
 
     @property
+    def by_columns(self) -> bool:
+        """Returns whether matrices are [in, out]."""
+        return self.weight in ("float32", "bfloat16_columns")
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Returns the names of a layer's arguments, in their order.
 
@@ -74,7 +80,7 @@ class LayersForm:
 
     def parts(self, name: str) -> tuple[str, ...]:
         """Returns what the names of the arrays of a matrix have after its name."""
-        if self.weight in ("float32", "bfloat16"):
+        if self.by_columns or self.weight == "bfloat16":
             return ("",)
         zeros = self.codings and self.codings[MATRICES.index(name)].zeros is not None
         return ("", "_scale", "_zero") if zeros else ("", "_scale")

@@ -403,7 +403,8 @@ class _Part:
             multiply = self.multiply[MATRICES.index(name)]
             b.call(multiply, [x, *matrix, self.only, y, part, self.some, *sizes])
             return
-        share, matrix = share_of(self.emit, count, part, self.some), self.buffer(name)
+        share = share_of(self.emit, count, part, self.some)
+        matrix = self.buffer(name, FORMS[self.form.weight].weight)
         b.call(multiply, [x, matrix, y, *share, self.rows, inner, count, count])
         if self.narrow_floats:
             with self.emit.loop(word(0), self.rows, 1) as (row, _, _):

@@ -11,11 +11,12 @@ from specjax._internal.processors import processors
 from specjax.kernels import available
 
 _MOST_ROWS = {
-    8: {"float32": 20, "bfloat16": 16, "int8": 64},
-    16: {"float32": 48, "bfloat16": 20, "int8": 64},
+    8: {"float32": 20, "bfloat16": 16, "bfloat16_columns": 64, "int8": 64},
+    16: {"float32": 48, "bfloat16": 20, "bfloat16_columns": 48, "int8": 64},
 }
 """The most rows for which the kernels were as fast as XLA or faster, by the float32 numbers of a
-vector and the dtype of the weights.
+vector and the dtype of the weights; matrices in bfloat16 [in, out] have a name of their own, and
+XLA would write them in float32 first.
 """
 
 _PANELS, FEW_PROCESSORS = 128, 8
@@ -26,7 +27,10 @@ products of 64 and 128 rows took 0.7 to 1.0 of XLA's time, and XLA's may spread 
 _UNMEASURED = 16
 """The most rows for processors with other vectors."""
 
-_FORMS = {("float32", 0): jnp.float32, ("bfloat16", 1): jnp.float32, ("int8", 1): jnp.int32}
+_FORMS = {
+    ("float32", 0): jnp.float32, ("bfloat16", 0): jnp.float32, ("bfloat16", 1): jnp.float32,
+    ("int8", 1): jnp.int32,
+}  # fmt: skip
 """The dtype of the result for each (dtype of the weights, axis that is summed)."""
 
 
@@ -36,15 +40,29 @@ def takes(rows: int, weights: Array, summed: int) -> bool:
         weights.ndim == 2
         and weights.size > 0
         and (weights.dtype.name, summed) in _FORMS
-        and 0 < rows <= most_rows(weights.dtype.name)
-        and available.made("product", weights.dtype.name) is not None
+        and 0 < rows <= most_rows(_kind_of(weights, summed))
+        and available.made("product", _kind_of(weights, summed)) is not None
     )
+
+
+def _kind_of(weights: Array, summed: int) -> str:
+    kind = weights.dtype.name
+    return "bfloat16_columns" if (kind, summed) == ("bfloat16", 0) else kind
+
+
+def widens_columns() -> bool:
+    """Returns whether matrices [in, out] in bfloat16 save time where numbers are float32.
+
+    Many processors have not been tried: there XLA multiplies more rows, and would widen a matrix in
+    every pass.
+    """
+    return available.lanes() in _MOST_ROWS and processors() <= FEW_PROCESSORS
 
 
 def most_rows(dtype: str) -> int:
     """Returns the most rows for weights of this dtype, on this processor."""
     lanes = available.lanes()
-    if dtype == "float32" and lanes >= 16 and processors() <= FEW_PROCESSORS:
+    if dtype in ("float32", "bfloat16_columns") and lanes >= 16 and processors() <= FEW_PROCESSORS:
         return _PANELS
     known = _MOST_ROWS.get(lanes)
     return _UNMEASURED if known is None else known[dtype]
@@ -59,12 +77,12 @@ def few_rows(x: Array, weights: Array, summed: int) -> Array:
 
     Args:
       x: [B, N, K] or [N, K], at most `most_rows` rows; of int8 for int8 weights, else of any dtype.
-      weights: [K, M] float32 with summed=0, or [M, K] bfloat16 or int8 with summed=1.
+      weights: [K, M] float32 or bfloat16 with summed=0, or [M, K] bfloat16 or int8 with summed=1.
 
     Returns:
       [B, N, M] or [N, M] in float32, or int32 for int8.
     """
-    kind = weights.dtype.name
+    kind = _kind_of(weights, summed)
     if kind == "bfloat16" != x.dtype.name:
         kind = "bfloat16_exact"
     target = available.made("product", kind)

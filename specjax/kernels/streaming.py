@@ -18,8 +18,8 @@ _AT_ONCE = {32: FEW, 16: 2}
 _AHEAD = 8
 """The rows of the matrix after which a prefetched one is read."""
 
-_LINE = 16
-"""The float32 numbers in a cache line."""
+_LINE = 64
+"""The bytes of a cache line."""
 
 
 def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
@@ -32,6 +32,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
     """
     b, lanes = emit.b, machine.lanes
     # Short vectors pass by cache lines, two at once, or the loop would take longer than memory.
+    size = 4 if of.w.type.pointee == FLOAT else 2
     depth, at_once = (8, lanes) if machine.registers >= 32 else (4, 4 * lanes)
 
     def add(k: Value, deep: int, m: Value, many: int, begin: Value, stop: Value, step: int) -> None:
@@ -57,7 +58,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
         with emit.loop(begin, stop, step) as (j, _, _):
             if step > 1 and deep > 1:
                 later = b.add(j, b.mul(of.stride, word(_AHEAD)))
-                for row, line in itertools.product(weights, range(0, step, _LINE)):
+                for row, line in itertools.product(weights, range(0, step, _LINE // size)):
                     emit.prefetch(b.gep(row, [b.add(later, word(line))]))
             totals = [emit.read(place, j, kind, 4) for place in sums]
             for i in range(deep):

@@ -80,7 +80,12 @@ if TYPE_CHECKING:
         run_layers,
         shapes_of,
     )
-    from specjax.models.whole_layers import form_of_layers, run_whole_layers, together_or_apart
+    from specjax.models.whole_layers import (
+        form_of_layers,
+        reads_bfloat16,
+        run_whole_layers,
+        together_or_apart,
+    )
 
 _moved = forward(
     __name__,
@@ -162,6 +167,7 @@ __all__ = [
     "on_target",
     "quantise",
     "quantised_form",
+    "reads_bfloat16",
     "residual_scale",
     "rotate",
     "round_activations",

@@ -101,7 +101,9 @@ def dot_general_on(device: Device | None) -> Callable[..., Array]:
 def _cpu_dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
     ((_, (summed,)), _) = dimensions
     product = functools.partial(dot_general, dimensions=dimensions)
-    if not kernels.takes(x.size // x.shape[-1], kernel, summed):
+    # A matrix [in, out] in bfloat16 is multiplied with float32 numbers alone.
+    narrow = summed == 0 and kernel.dtype == jnp.bfloat16 == x.dtype
+    if narrow or not kernels.takes(x.size // x.shape[-1], kernel, summed):
         return product(x, kernel)
 
     def few(x: Array, kernel: Array) -> Array:

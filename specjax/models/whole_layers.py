@@ -3,8 +3,8 @@
 XLA plans some forty operations for a layer, and lets threads meet after each.  For a small model
 that takes a third of a step, and most of what it compiles.  `specjax.kernels.whole_layers` has the
 layers of a network, if they are of the most common kind: RMS norms before attention and a gated
-MLP, both with matrices in float32, in int8 or as codes, and one cache in float32, of slots or
-pages; or with all of these in bfloat16.
+MLP, both with matrices in float32, bfloat16, int8 or as codes, and one cache in float32, of slots
+or pages; or with all of these in bfloat16.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ from specjax.models.int8 import Int8, cpu_int8_dot_general
 from specjax.models.packed import Packed, codings
 from specjax.models.products import cpu_dot_general
 
-_STORED = ("kernel", "float32"), ("weight", "bfloat16")
-"""How the kernel takes matrices that are arrays: `Dense`'s name of the layout, and the dtype."""
+_STORED = {
+    ("kernel", "float32"): "float32",
+    ("kernel", "bfloat16"): "bfloat16_columns",
+    ("weight", "bfloat16"): "bfloat16",
+}
+"""The names that `kernels.LayersForm` has for matrices that are arrays, by `Dense`'s name of their
+layout and their dtype.
+"""
 
 _ACTIVATIONS = ("silu", "gelu_tanh")
 _MATRICES = {
@@ -83,7 +89,7 @@ def form_of_layers(
         if of_layers or not layouts:
             return None
     leaves = jax.tree.leaves(list(map(dict, layers)), is_leaf=_is_matrix)
-    numbers = [leaf for leaf in leaves if not _is_matrix(leaf)]
+    numbers = [leaf for leaf in leaves if not _is_matrix(leaf) and leaf.ndim == 1]
     form = kernels.LayersForm(
         kind, c.head_dim, c.activation, normed, c.qkv_bias, c.qk_norm == "head",
         c.attention_softcap is not None, cache.page if isinstance(cache, PagedCache) else None,
@@ -109,7 +115,7 @@ def _kind(name: str, matrix: object) -> str | None:
     if isinstance(matrix, Int8 | Packed):
         return ("int8" if isinstance(matrix, Int8) else "codes") if name == "kernel" else None
     if isinstance(matrix, jax.Array) and (name, matrix.dtype.name) in _STORED:
-        return matrix.dtype.name
+        return _STORED[name, matrix.dtype.name]
     return None
 
 
@@ -128,6 +134,11 @@ def _codings_of(matrices: Sequence[Packed]) -> tuple[kernels.Coding, ...]:
             return ()
         found.append(coding)
     return tuple(found)
+
+
+def reads_bfloat16(c: TransformerConfig) -> bool:
+    """Returns whether layers that compute in float32 read matrices in bfloat16 with the kernel."""
+    return kernels.widens_columns() and _plain(c, c.num_layers)
 
 
 def _plain(c: TransformerConfig, count: int) -> bool:

@@ -245,7 +245,7 @@ def load_models(
     with progress("loading"):
         target = specjax.load(
             folder, dtype, cache_dtype=options.cache_dtype, activations=options.activations,
-            mesh=mesh, lora=lora, dequantise=options.dequantise,
+            mesh=mesh, lora=lora, dequantise=options.dequantise, keep_bfloat16=dtype is None,
         )  # fmt: skip
         target = specjax.quantise(target) if in_int8 else target
         model = None if draft is None else _draft(draft, dtype, draft_mesh or mesh, split)
@@ -294,7 +294,7 @@ def _draft(
 ) -> specjax.LanguageModel:
     """Returns the draft, replicated if the mesh does not divide its heads or layers."""
     try:
-        return specjax.load(folder, dtype, mesh=mesh, rules=rules)
+        return specjax.load(folder, dtype, mesh=mesh, rules=rules, keep_bfloat16=dtype is None)
     except Indivisible as error:
         print(f"the draft is whole on each device: {error}", file=sys.stderr)
         return specjax.load(folder, dtype, mesh=mesh, rules={})

@@ -42,10 +42,13 @@ def model_hash(target: LanguageModel) -> str:
       16
     """
     on_host = all(device.platform == "cpu" for device in devices_of(target.params))
+    wide = getattr(target.model, "dtype", None) == jnp.float32
     parts = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(target.params):
         names = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
         turned = names[-1] == "weight" and leaf.ndim > 1
+        if leaf.dtype == jnp.bfloat16 and wide:  # `load` kept it so, and computes in float32
+            leaf = leaf.astype(jnp.float32)
         if turned:
             names[-1] = "kernel"
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
+from jax.tree_util import keystr, tree_leaves_with_path
 
 import specjax
+from specjax import kernels
+from specjax.serve.identity import model_hash
 
 
 @pytest.fixture
@@ -339,6 +342,43 @@ def test_kernels_can_be_left_out(monkeypatch):
     assert not specjax.load(place, own_kernels=False).model.module.triton
     with pytest.raises(ValueError, match="own_kernels='no'"):
         specjax.load(place, own_kernels="no")  # type: ignore[arg-type]
+
+
+def test_matrices_stay_in_bfloat16_if_asked_for(tmp_path):
+    """And nothing else does: texts, the hash, and what is saved are the same."""
+    place = specjax.shipped("tiny/target")
+    plain, kept = (specjax.load(place, keep_bfloat16=flag) for flag in (False, True))
+    leaves = tree_leaves_with_path(kept.params)
+    wide = {keystr(path) for path, leaf in leaves if leaf.dtype == jnp.float32}
+    if not kernels.widens_columns():
+        assert len(wide) == len(leaves)
+        return
+    matrices = {keystr(path) for path, _ in leaves} - wide
+    assert matrices and all("'kernel'" in name for name in matrices)
+    assert not any("'kernel'" in name for name in wide)
+    assert model_hash(kept) == model_hash(plain)
+    for how in ({"proposer": "ngram"}, {"proposer": "self-int8"}, {"proposer": "self-int4"}):
+        texts = [
+            specjax.generate(
+                made,
+                [[5, 9, 7, 5, 9, 7], [11, 3]],
+                max_new_tokens=24,
+                temperature=1.0,
+                eos=[],
+                **how,
+            ).tokens
+            for made in (plain, kept)
+        ]
+        assert texts[0] == texts[1]
+    specjax.save(kept, tmp_path / "saved")
+    again = specjax.load(tmp_path / "saved")
+    jax.tree.map(np.testing.assert_array_equal, again.params, plain.params)
+    specjax.save(plain, tmp_path / "wide")
+    for given, flag in ((tmp_path / "wide", True), (place, False)):
+        made = specjax.load(given, own_kernels=flag, keep_bfloat16=True)
+        assert {x.dtype.name for x in jax.tree.leaves(made.params)} == {"float32"}
+    with pytest.raises(ValueError, match="keep_bfloat16='no'"):
+        specjax.load(place, keep_bfloat16="no")  # type: ignore[arg-type]
 
 
 def test_rounded_activations_are_for_packed_matrices_on_a_cpu(monkeypatch):

@@ -57,6 +57,7 @@ WEIGHTS = {
     "float32": None,
     "int8": None,
     "bfloat16": None,
+    "matrices in bfloat16": None,
     "codes": dict(bits=8, group=32),
     "codes with a scale of their own": dict(bits=8),
     "codes of 4 bits": dict(bits=4, group=64, zeros=True),
@@ -65,11 +66,11 @@ WEIGHTS = {
 }
 KINDS = [(name, weights) for name in CONFIGS for weights in ("float32", "int8", "bfloat16")]
 KINDS += [("plain", weights) for weights, coded in WEIGHTS.items() if coded]
-KINDS += [("biased", "codes")]
+KINDS += [("biased", "codes"), ("plain", "matrices in bfloat16")]
 FEWER = [kind for kind in KINDS if kind[1] != "codes of 4 bits" and kind != ("biased", "codes")]
 # Pages are found in the same way in every dtype, so bfloat16 is tried with one size of page.
 PAGED = [(*kind, page) for kind in KINDS for page in (16, 48, 128)]
-PAGED = [kind for kind in PAGED if kind[1] != "bfloat16" or kind[2] == 48]
+PAGED = [kind for kind in PAGED if "bfloat16" not in kind[1] or kind[2] == 48]
 SHAPES = [(1, 1), (1, 5), (3, 1), (2, 9), (1, 70)]  # rows, tokens
 
 
@@ -116,6 +117,9 @@ def network(name: str, weights: str = "float32") -> tuple[Transformer, Any]:
                         other = {"bits": 4} if weights == "mixed" and matrix == "down" else {}
                         make = packed(jax.random.key(i), **{**coded, **other})
                         held["kernel"] = make(held["kernel"])
+    if weights == "matrices in bfloat16":
+        params = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim == 2 else x, params)
+        params["embedding"] = params["embedding"].astype(jnp.float32)
     if narrow:
         params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     if weights != "int8":
@@ -238,7 +242,23 @@ def test_in_bfloat16_it_errs_as_little_as_the_layers_one_by_one(
     assert 0 < ours < 1.2 * theirs
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_matrices_in_bfloat16_give_the_bits_of_the_same_numbers_in_float32(name: str):
+    """Of few rows and of prompts."""
+    module, params = network(name, "matrices in bfloat16")
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    for rows, width in [*SHAPES, (1, 8), (2, 20), (1, 30)]:
+        cache = read(name, "matrices in bfloat16", rows)
+        tokens = (jnp.arange(rows * width).reshape(rows, width) * 7) % 64
+        given = program(module).lower(params, tokens, cache, None).as_text()
+        assert "specjax_layers_bfloat16_columns" in given
+        ours, theirs = (program(module)(held, tokens, cache, None) for held in (params, wide))
+        np.testing.assert_array_equal(ours.logits, theirs.logits)
+        for made, expected in zip(ours.cache.keys, theirs.cache.keys, strict=True):
+            np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "matrices in bfloat16"])
 @pytest.mark.parametrize("machine", [Machine(4, 32), Machine(8, 16), Machine(16, 32)])
 def test_the_kernel_for_other_processors_is_right(
     machine: Machine, weights: str, monkeypatch: pytest.MonkeyPatch

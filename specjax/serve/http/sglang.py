@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 
 from specjax.constraints import JSONSchema, Regex
 from specjax.files import load
@@ -413,6 +414,8 @@ def checkpoint(engine: Engine, body: WeightsFromDisk):
     engine.check_weights()  # before others take the memory
     params = engine.target.params
     types = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
+    if types == {"float32", "bfloat16"} and engine.target.model.dtype == jnp.float32:
+        return load(folder, "float32", mesh=mesh_of(params), keep_bfloat16=True)
     if len(types) > 1 or not types <= {"float32", "bfloat16", "float16"}:
         refuse(
             f"the weights of this server are of the types {', '.join(sorted(types))}, and only "
