@@ -34,9 +34,9 @@ rows of three digits .93 and 1.09 (two Intel cores, November 2026).
 """
 
 _IN_ORDER = 2
-"""The most groups of rows whose codes are read in the order of memory: 16 outputs at once.
+"""The most groups of rows for which tiles of codes pass one by one, in the order of memory.
 
-With two tiles of codes at once, 2 to 8 rows of 110M parameters took 1.07 to 1.22 times as long.
+With two tiles at once 2 to 8 rows of 110M parameters took 1.07 to 1.22 times as long.
 """
 
 _SUMS, _CODES, _COLUMNS = (0, 1, 2, 3), (4, 5), (6, 7)  # registers for tiles
