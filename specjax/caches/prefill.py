@@ -70,7 +70,7 @@ def read_prompt(
 
 def positions_of(model: Model[ParamsT, CacheT], start: Array, width: int, count: Array) -> Array:
     """Returns the positions [B, W] of `count` [B] tokens from `start` [B] on, and of padding."""
-    # A row whose prompt has ended has padding alone, which may begin after the last position.
+    # A row that has no tokens left has only padding, whose positions could exceed the last one.
     return jnp.minimum(start[:, None] + places(width, count), model.max_positions - 1)
 
 

@@ -167,7 +167,7 @@ class _Part(MadeDigits):
                         k = r * outputs + c
                         following[k] = emit.add_products(code, digit, now[k])
             sums = now
-        # Of each digit, the whole numbers of each row and output.
+        # For each digit, its sums of products for each row and output.
         totals = [
             emit.packed_sums([sums[(r * self.count + d) * outputs + c] for r, c in pairs])
             for d in range(self.count)

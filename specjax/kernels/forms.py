@@ -43,9 +43,9 @@ FORMS = {
     "float32": Form("float32", True, FLOAT, FLOAT, FLOAT, (4, 4)),
     "bfloat16": Form("bfloat16", False, INT16, FLOAT, FLOAT, (2, 4)),
     "int8": Form("int8", False, INT8, INT16, INT32, (1, 2)),
-    # For activations in float32: tiles of bfloat16 numbers would round them.
-    # Laid out as float32 numbers are, so that sums are those of the same numbers in float32.
+    # It has the layout of float32, so that terms are added in the same order.
     "bfloat16_columns": Form("bfloat16_columns", True, INT16, FLOAT, FLOAT, (2, 4)),
+    # For activations in float32: tiles of bfloat16 numbers would round them.
     "bfloat16_exact": Form("bfloat16_exact", False, INT16, FLOAT, FLOAT, (2, 4)),
 }
 """The form for each dtype of the weights."""

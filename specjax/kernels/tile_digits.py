@@ -34,9 +34,9 @@ rows of three digits .93 and 1.09 (two Intel cores, November 2026).
 """
 
 _IN_ORDER = 2
-"""The most groups of rows whose codes are read in the order of memory: 16 outputs at once.
+"""The most groups of rows for which tiles of codes pass one by one, in the order of memory.
 
-With two tiles of codes at once, 2 to 8 rows of 110M parameters took 1.07 to 1.22 times as long.
+With two tiles at once 2 to 8 rows of 110M parameters took 1.07 to 1.22 times as long.
 """
 
 _SUMS, _CODES, _COLUMNS = (0, 1, 2, 3), (4, 5), (6, 7)  # registers for tiles
@@ -82,7 +82,7 @@ class _Part(MadeDigits):
         self.groups = b.sdiv(b.add(self.rows, word(most - 1)), word(most))
         self.most = emit.least(self.rows, word(most))  # fewer rows are narrower tiles
         self.width = b.mul(self.most, word(4 * self.count))
-        # Rows of a tile begin where none has parts of two cache lines.
+        # This is a power of two, so that no row of a tile lies in two cache lines.
         self.stride = word(_DEEP)
         for size in (_DEEP // 2, _DEEP // 4):
             fits = b.icmp_signed("<=", self.width, word(size))
@@ -122,7 +122,7 @@ class _Part(MadeDigits):
         whole = emit.whole(self.groups, _AT_ONCE)
         for start, stop, blocks in ((self.first, middle, _AT_ONCE), (middle, self.last, 1)):
             with emit.loop(start, stop, blocks * _SIDE) as (output, _, _):
-                # If fewer than 16 outputs are left, the tile begins at some before them.
+                # The last tile begins earlier if fewer than 16 outputs are left.
                 output = emit.least(output, b.sub(self.outputs, self.high))
                 self._copy_tail(output, blocks)
                 for low, high, many in ((word(0), whole, _AT_ONCE), (whole, self.groups, 1)):

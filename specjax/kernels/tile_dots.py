@@ -61,7 +61,7 @@ class _Dots:
         emit.amx("ldtilecfg", self.layout)
         self._pack()
         with emit.loop(first, last, _SIDE) as (output, _, _):
-            # If fewer than 16 outputs are left, the tile begins at some before them.
+            # The last tile begins earlier if fewer than 16 outputs are left.
             start = emit.least(output, b.sub(of.stride, word(_SIDE)))
             end = emit.least(b.add(output, word(_SIDE)), last)
             self._copy_tail(start)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import tokenizers
 
 from specjax.models.base import LinenModel
@@ -53,6 +54,14 @@ class LanguageModel:
             table = self.params["embedding"]
             twice = (module.head_tokens or len(table)) * table.shape[1]
         return sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_packed)) - twice
+
+    @property
+    def keeps_bfloat16(self) -> bool:
+        """Whether matrices are in bfloat16 and computed in float32, as `load` was asked to."""
+        if getattr(self.model, "dtype", None) != jnp.float32:
+            return False
+        leaves = jax.tree.leaves(self.params, is_leaf=is_packed)
+        return any(leaf.dtype == jnp.bfloat16 for leaf in leaves if not is_packed(leaf))
 
     def settings(self, **chosen: Any) -> dict[str, Any]:
         """Returns sampling settings: each from `chosen`, `defaults` or `OFF`, in this order."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from specjax._internal.checks import settle
 from specjax.files import CONFIG, is_orbax, load, read_outline, restore_part, stored_shapes
 from specjax.models import LanguageModel
 from specjax.parallel import mesh_of
@@ -46,6 +47,13 @@ class Checkpoint:
 
     def check(self, target: LanguageModel) -> None:
         """Raises ValueError for weights of another model or another tokenizer than the target's."""
+        settle(
+            (
+                target.keeps_bfloat16,
+                f"{target.name} keeps matrices in bfloat16, which would round the weights of "
+                f"{self.name}; load it without keep_bfloat16=True",
+            )
+        )
         if self.orbax:
             self._subtree(target)
             return

@@ -100,6 +100,13 @@ class SpecjaxRollout(BaseRollout):
           ValueError: a setting that cannot be used, or a pad token that ends texts.
         """
         typed("what specjax.load(folder) returns", LanguageModel, target=target)
+        settle(
+            (
+                target.keeps_bfloat16,
+                f"{target.name} keeps matrices in bfloat16, which would round the weights that "
+                "tunix trains; load it without keep_bfloat16=True",
+            )
+        )
         configs = list(rollout_config.values()) if isinstance(rollout_config, Mapping) else [
             rollout_config
         ]  # fmt: skip

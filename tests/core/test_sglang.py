@@ -9,6 +9,7 @@ import itertools
 import json
 import threading
 import time
+import types
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import pytest
 from serving import events, post, running, send
 
 import specjax
-from specjax import Request
+from specjax import Request, kernels
 from specjax.methods import BoundDrafter
 from specjax.serve import Engine
 from specjax.serve.releasing import take_arrays
@@ -231,6 +232,18 @@ def test_new_weights(port, engine, folders):
     assert done["success"] and handle.result(60).finish in ("cancelled", "limit")
     assert engine.model_hash == old and engine.compiled() == compiled
     assert post(port, "/generate", ask())["output_ids"] == text_of(target(), PROMPT).tokens[0]
+
+
+def test_matrices_that_are_in_bfloat16_are_read_so():
+    """As `specjax serve` without `--dtype` keeps them, and as `update_weights` needs them."""
+    place = specjax.shipped("tiny/target")
+    kept = specjax.load(place, keep_bfloat16=True)
+    assert kept.keeps_bfloat16 == kernels.widens_columns() and not target().keeps_bfloat16
+    server: Any = types.SimpleNamespace(target=kept, check_weights=lambda: None)
+    new = sglang.checkpoint(server, sglang.WeightsFromDisk(model_path=str(place)))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(x, y, strict=True), new.params, kept.params
+    )
 
 
 def test_half_finished_texts_keep_their_tokens_under_new_weights(port, engine, folders):

@@ -16,6 +16,7 @@ import tunix_stand_in
 from tunix_stand_in import RolloutConfig, Tokenizer
 
 import specjax
+from specjax import kernels
 
 PAD, EOS = 511, 0
 TEXTS = ["def main(", "import os", "def main(", "x = 1", "def main("]
@@ -282,6 +283,10 @@ def test_refused(module, worker):
         worker.generate(["x"], config(max_tokens_to_generate=500))
     with pytest.raises(ValueError, match=r"pass what specjax\.load"):
         module.SpecjaxRollout(None, tokenizer(), None, config(), target=3)
+    if kernels.widens_columns():
+        kept = specjax.load(specjax.shipped("tiny/target"), keep_bfloat16=True)
+        with pytest.raises(ValueError, match="load it without keep_bfloat16=True"):
+            module.SpecjaxRollout(None, tokenizer(), None, config(), target=kept)
     with pytest.raises(ValueError, match="pass tokenizer= and rollout_config="):
         module.SpecjaxRollout(target=target())
     assert len(texts(worker.generate(["x"], config()))[0]) > 0

@@ -439,7 +439,7 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
     def settled(self, params: AdaptiveParams, state: AdaptiveState, alive: Array) -> Array:
         assert state.settling is not None
         keeps = ((state.settling.steps > 0) | ~alive).all()
-        # While an option is forced its step is timed: as most steps are, without a choice.
+        # A forced option is timed in steps without a choice, as most of its steps will be.
         deepest = (params.forced == len(self.options) - 1) & state.drafted.any()
         return jnp.where(params.forced == MEASURED, keeps, deepest)
 

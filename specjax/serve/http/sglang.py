@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 
 from specjax.constraints import JSONSchema, Regex
 from specjax.files import load
@@ -414,7 +413,7 @@ def checkpoint(engine: Engine, body: WeightsFromDisk):
     engine.check_weights()  # before others take the memory
     params = engine.target.params
     types = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
-    if types == {"float32", "bfloat16"} and engine.target.model.dtype == jnp.float32:
+    if types == {"float32", "bfloat16"} and engine.target.keeps_bfloat16:
         return load(folder, "float32", mesh=mesh_of(params), keep_bfloat16=True)
     if len(types) > 1 or not types <= {"float32", "bfloat16", "float16"}:
         refuse(
