@@ -46,10 +46,9 @@ class Digits(Codes):
 class MadeDigits(Beside):
     """A part of a product that makes the digits of all rows anew.
 
-    A subclass sets `digits`, the address of memory for them [rows, count, inner], and `steps`.
+    A subclass sets `steps`, the address of memory for the step of each row.
     """
 
-    digits: Value
     steps: Value
 
     def __init__(self, work: Codes, function: ir.Function) -> None:
@@ -60,13 +59,12 @@ class MadeDigits(Beside):
         self.vector, self.words = ir.VectorType(FLOAT, _LANES), ir.VectorType(INT32, _LANES)
         self.bytes = ir.VectorType(INT8, _BYTES)
 
-    def write_digits(self, row: Value) -> list[Value]:
-        """Writes the digits and the step of a row; returns a vector for each digit, which adds up
-        to the sum of its values."""
+    def write_step(self, row: Value) -> Value:
+        """Writes the step of a row; returns what its numbers are multiplied with, or divided by if
+        there is one digit."""
         b, emit = self.b, self.emit
-        x = b.gep(self.x, [b.mul(row, self.inner)])
         over = ir.Constant(FLOAT, 1 / self.largest)
-        step = b.fmul(emit.largest_size(x, self.inner, _LANES), over)
+        step = b.fmul(emit.largest_size(self.of_row(row), self.inner, _LANES), over)
         if self.count == 1:  # as in XLA's products, only a row of zeros has another step
             small, least = b.fcmp_ordered("==", step, zeros(FLOAT)), 1.0
         else:
@@ -75,34 +73,25 @@ class MadeDigits(Beside):
         emit.write(step, self.steps, row, 4)
         if self.count > 1:  # a product is as exact with the inverse
             step = b.fdiv(ir.Constant(FLOAT, 1.0), step)
-        spread, first = emit.splat(step, _LANES), b.mul(row, word(self.count))
-        places = [b.gep(self.digits, [self.row(first, d, self.inner)]) for d in range(self.count)]
-        whole = emit.whole(self.inner, _BYTES)
-        sums = [zeros(self.words)] * self.count
-        for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)):
-            with emit.loop(low, high, size, sums) as (at, now, following):
-                made: list[list[Value]] = [[] for _ in range(self.count)]
-                for i in range(0, size, _LANES):
-                    numbers = emit.read(x, b.add(at, word(i)), self.vector, 4)
-                    many = (b.fmul if self.count > 1 else b.fdiv)(numbers, spread)
-                    rest = b.fptosi(emit.rounded(many), self.words)
-                    for d, mine in enumerate(made):
-                        digit = b.trunc(rest, ir.VectorType(INT8, _LANES))
-                        mine.append(digit)
-                        if d < self.count - 1:
-                            rest = b.sub(rest, b.sext(digit, self.words))
-                            rest = b.ashr(rest, ir.Constant(self.words, [8] * _LANES))
-                ones = ir.Constant(self.bytes, [1] * _BYTES)
-                for d, mine in enumerate(made):
-                    digits = emit.joined(mine)
-                    emit.write(digits, places[d], at, 1)
-                    following[d] = emit.add_products(ones, emit.padded(digits, _BYTES), now[d])
-            sums = now
-        return sums
+        return emit.splat(step, _LANES)
 
-    def row(self, first: Value, digit: int, size: Value) -> Value:
-        """Returns where a digit of a row lies, if the numbers of one take `size`."""
-        return self.b.mul(self.b.add(first, word(digit)), size)
+    def of_row(self, row: Value) -> Value:
+        """Returns the address of the activations of a row."""
+        return self.b.gep(self.x, [self.b.mul(row, self.inner)])
+
+    def digits_of(self, x: Value, at: Value, step: Value) -> Value:
+        """Returns the digits of 16 numbers, as words: word 4 i + d has digit d of numbers 4 i to
+        4 i + 3, and words behind the last digit mean nothing."""
+        b, emit = self.b, self.emit
+        numbers = emit.read(x, at, self.vector, 4)
+        many = (b.fmul if self.count > 1 else b.fdiv)(numbers, step)
+        whole = b.fptosi(emit.rounded(many), self.words)
+        if self.count > 1:
+            # Each byte but the highest lends 1 to the next one if it exceeds 127.
+            half = ir.Constant(self.words, [int.from_bytes([_SIGN] * self.count)] * _LANES)
+            whole = b.xor(b.add(whole, half), half)
+        order = [16 * i + 4 * k + d for i in range(4) for d in range(4) for k in range(4)]
+        return b.bitcast(emit.lanes(b.bitcast(whole, self.bytes), order), self.words)
 
     def joined(self, digits: Sequence[Value]) -> Value:
         """Returns numbers in float32 from the whole numbers of their digits, the lowest first."""
@@ -132,12 +121,39 @@ class _Part(MadeDigits):
         b, emit = self.b, self.emit
         with emit.loop(word(0), self.rows, 1) as (row, _, _):
             first = b.mul(row, word(self.count))
-            for d, total in enumerate(self.write_digits(row)):
+            for d, total in enumerate(self._write_digits(row)):
                 less = b.mul(total, ir.Constant(self.words, [-self.added] * _LANES))
-                emit.write(less, self.taken, self.row(first, d, word(_LANES)), 4)
+                emit.write(less, self.taken, self._row(first, d, word(_LANES)), 4)
         emit.tiles(self.first, self.last, _OUTPUTS, self.rows, _ROWS[self.count], self._tile)
         b.call(emit.c("free"), [self.held])
         b.ret_void()
+
+    def _write_digits(self, row: Value) -> list[Value]:
+        """Writes the digits and the step of a row; returns a vector for each digit, which adds up
+        to the sum of its values."""
+        b, emit = self.b, self.emit
+        x, step = self.of_row(row), self.write_step(row)
+        first = b.mul(row, word(self.count))
+        places = [b.gep(self.digits, [self._row(first, d, self.inner)]) for d in range(self.count)]
+        whole = emit.whole(self.inner, _BYTES)
+        sums = [zeros(self.words)] * self.count
+        ones = ir.Constant(self.bytes, [1] * _BYTES)
+        for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)):
+            with emit.loop(low, high, size, sums) as (at, now, following):
+                made = [
+                    self.digits_of(x, b.add(at, word(i)), step) for i in range(0, size, _LANES)
+                ]
+                for d in range(self.count):
+                    mine = emit.joined([emit.lanes(each, range(d, _LANES, 4)) for each in made])
+                    digits = b.bitcast(mine, ir.VectorType(INT8, size))
+                    emit.write(digits, places[d], at, 1)
+                    following[d] = emit.add_products(ones, emit.padded(digits, _BYTES), now[d])
+            sums = now
+        return sums
+
+    def _row(self, first: Value, digit: int, size: Value) -> Value:
+        """Returns where a digit of a row lies, if the numbers of one take `size`."""
+        return self.b.mul(self.b.add(first, word(digit)), size)
 
     def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
         """Computes the products of some rows with some outputs."""
@@ -148,8 +164,8 @@ class _Part(MadeDigits):
         codes = [b.gep(self.codes, [b.mul(j, self.inner)]) for j in columns]
         firsts = [b.mul(row, word(self.count)) for row in mine]
         each = [(first, d) for first in firsts for d in range(self.count)]
-        digits = [b.gep(self.digits, [self.row(*one, self.inner)]) for one in each]
-        begin = [emit.read(self.taken, self.row(*one, word(_LANES)), self.words, 4) for one in each]
+        digits = [b.gep(self.digits, [self._row(*one, self.inner)]) for one in each]
+        begin = [emit.read(self.taken, self._row(*one, word(_LANES)), self.words, 4) for one in each]
         pairs = [(r, c) for r in range(rows) for c in range(outputs)]
         ahead = b.mul(self.inner, word(outputs))
         sums = [start for start in begin for _ in columns]

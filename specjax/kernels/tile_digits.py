@@ -90,15 +90,14 @@ class _Part(MadeDigits):
         self.of_step = b.mul(self.stride, word(_DEEP // 4))  # bytes of a tile of columns
         self.of_group = b.mul(self.steps_of_inner, self.of_step)
         self.taken, places = emit.memory(
-            b.mul(b.mul(self.rows, word(self.count)), self.inner),
             b.mul(self.rows, word(4)),
-            b.add(b.mul(self.groups, self.of_group), word(_DEEP)),  # a write reaches behind them
+            b.mul(self.groups, self.of_group),
             b.mul(self.groups, word(4 * _SIDE)),
             word(_AT_ONCE**2 * _BYTES),
             word(_AT_ONCE * _BYTES),
             word(64),
         )
-        self.digits, steps, self.tiles, starts, sums, self.tail, self.layout = places
+        steps, self.tiles, starts, sums, self.tail, self.layout = places
         self.steps = b.bitcast(steps, FLOAT.as_pointer())
         self.starts, self.sums = (b.bitcast(at, INT32.as_pointer()) for at in (starts, sums))
 
@@ -110,12 +109,7 @@ class _Part(MadeDigits):
         with emit.loop(word(0), word(_AT_ONCE * _BYTES), _DEEP) as (at, _, _):
             emit.write(zeros(self.bytes), self.tail, at, 1)
         with emit.loop(word(0), self.rows, 1) as (row, _, _):
-            at = b.add(b.mul(b.sdiv(row, self.most), word(_SIDE)), self._column(row))
-            for d, total in enumerate(self.write_digits(row)):
-                less = b.mul(emit.sum(total), ir.Constant(INT32, -self.coding.offset))
-                emit.write(less, self.starts, b.add(at, word(d)), 4)
-        with emit.loop(word(0), self.groups, 1) as (group, _, _):
-            self._lay_out(group)
+            self._write_digits(row)
         middle = emit.whole(b.sub(self.last, self.first), _AT_ONCE * _SIDE)
         middle = b.select(b.icmp_signed(">", self.groups, word(_IN_ORDER)), middle, word(0))
         middle = b.add(self.first, middle)
@@ -152,25 +146,36 @@ class _Part(MadeDigits):
                 emit.write(b.trunc(value, INT8), self.layout, word(at), 1)
         emit.amx("ldtilecfg", self.layout)
 
-    def _lay_out(self, group: Value) -> None:
-        """Writes the tiles of a group of rows: four digits of each column side by side, then the
-        next four."""
+    def _write_digits(self, row: Value) -> None:
+        """Writes the columns of a row into the tiles of its group: a row of a tile has four digits
+        of each column side by side."""
         b, emit = self.b, self.emit
-        before = b.mul(b.mul(group, self.most), word(self.count))
-        mine = emit.least(self.most, b.sub(self.rows, b.mul(group, self.most)))
-        last = b.sub(b.mul(mine, word(self.count)), word(1))  # stands for columns that nobody reads
-        columns = [b.add(before, emit.least(word(c), last)) for c in range(_SIDE)]
-        columns = [b.gep(self.digits, [b.mul(column, self.inner)]) for column in columns]
-        place = b.gep(self.tiles, [b.mul(group, self.of_group)])
-        whole = emit.whole(self.inner, _DEEP)
-        for low, high, size in ((word(0), whole, _DEEP), (whole, self.inner, _SIDE)):
-            with emit.loop(low, high, size) as (at, _, _):
-                read = [emit.read_bytes(column, at, size, _DEEP) for column in columns]
-                words = emit.turned([b.bitcast(each, self.words) for each in read])
-                first = b.mul(b.sdiv(at, word(4)), self.stride)
-                # A row of a tile may be shorter than a vector, and the next write begins behind it.
-                for i, each in enumerate(words[: size // 4]):
-                    emit.write(each, place, b.add(first, b.mul(self.stride, word(i))), 1)
+        x, step = self.of_row(row), self.write_step(row)
+        group, column = b.sdiv(row, self.most), self._column(row)
+        tiles = b.gep(self.tiles, [b.mul(group, self.of_group)])
+        tiles = b.bitcast(b.gep(tiles, [b.mul(column, word(4))]), INT32.as_pointer())
+        of_four = b.sdiv(self.stride, word(4))
+        ones = ir.Constant(self.bytes, [1] * _DEEP)
+        with emit.loop(word(0), self.inner, _SIDE, [zeros(self.words)]) as (at, now, following):
+            digits = self.digits_of(x, at, step)
+            for i in range(_SIDE // 4):
+                place = b.mul(b.add(b.sdiv(at, word(4)), word(i)), of_four)
+                self._write_columns(emit.lanes(digits, range(4 * i, 4 * i + 4)), tiles, place)
+            if self.coding.offset:
+                bytes_ = b.bitcast(digits, self.bytes)
+                following[0] = emit.add_products(ones, bytes_, now[0])
+        if self.coding.offset:
+            fours = [emit.lanes(now[0], range(4 * i, 4 * i + 4)) for i in range(4)]
+            total = b.add(b.add(fours[0], fours[1]), b.add(fours[2], fours[3]))
+            less = b.mul(total, ir.Constant(total.type, [-self.coding.offset] * 4))
+            self._write_columns(less, self.starts, b.add(b.mul(group, word(_SIDE)), column))
+
+    def _write_columns(self, digits: Value, base: Value, at: Value) -> None:
+        """Writes a word for each digit.  A fourth one means nothing: the next row, which is written
+        later, lies there, or nobody reads it."""
+        if self.count == 1:
+            digits = self.b.extract_element(digits, ir.Constant(INT32, 0))
+        self.emit.write(digits, base, at, 4)
 
     def _copy_tail(self, output: Value, blocks: int) -> None:
         """Copies the last codes of some outputs, if they are no whole tile."""
@@ -210,8 +215,9 @@ class _Part(MadeDigits):
         whole = b.sdiv(self.inner, word(_DEEP))
         with emit.loop(word(0), whole, 1) as (step, _, _):
             ahead = b.add(following, b.mul(step, word(blocks * _BYTES)))
-            for line in range(0, blocks * _BYTES, 64):
-                emit.prefetch(b.gep(codes, [b.add(ahead, word(line))]))
+            with b.if_then(b.icmp_signed("==", group, word(0))):
+                for line in range(0, blocks * _BYTES, 64):
+                    emit.prefetch(b.gep(codes, [b.add(ahead, word(line))]))
             add(step, b.gep(codes, [b.mul(step, word(_DEEP))]), size, self.inner)
         with b.if_then(b.icmp_signed("<", whole, self.steps_of_inner)):
             add(whole, self.tail, word(_BYTES), word(_DEEP))

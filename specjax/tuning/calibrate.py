@@ -15,7 +15,7 @@ from specjax._internal.held_numbers import on_device
 from specjax.decoding import Decoder
 from specjax.parallel import to_host
 from specjax.proposers import PAUSE, RESTS, Adaptive, AdaptiveParams, AdaptiveState
-from specjax.tuning.demand import Demand
+from specjax.tuning.demand import Demand, cost_of_choosing
 from specjax.types import DecodeState, Params
 
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
@@ -222,7 +222,9 @@ def awake_cost(
         return 0.0
     clock = OptionClock(decoder, params, prefill)
     pairs = [(clock.sample(RESTS), clock.sample(0)) for _ in range(_REST_ROUNDS)]
-    return float(np.clip(statistics.median(1 - rest / awake for rest, awake in pairs), 0.0, 0.5))
+    found = statistics.median(1 - rest / awake for rest, awake in pairs)
+    # On a busy machine the difference of two times may be anything, and at 0 it would never rest.
+    return float(np.clip(found, cost_of_choosing(plain), 0.5))
 
 
 def seconds_by_context(

@@ -14,6 +14,11 @@ _CHOOSING, _MOST_CHOOSING = 6e-5, 0.2
 _FOUND = 0.5  # the share of steps in which a lookup is taken to find drafts, where none are used
 
 
+def cost_of_choosing(plain: float) -> float:
+    """Returns the time that choosing is taken to cost, as a share of a step of so many seconds."""
+    return min(_CHOOSING / plain, _MOST_CHOOSING)
+
+
 @dataclasses.dataclass
 class Demand:
     """The seconds that calls with few options have lost, and those that the others would cost.
@@ -88,4 +93,4 @@ class Demand:
           saved: what drafts saved a step, as a share of that.
           spent: the seconds of the call.
         """
-        self.lost += spent * max(min(_CHOOSING / plain, _MOST_CHOOSING) - max(saved, 0.0), 0.0)
+        self.lost += spent * max(cost_of_choosing(plain) - max(saved, 0.0), 0.0)

@@ -17,15 +17,16 @@ from specjax.types import ABSENT
 ROWS = 2
 
 
-def after(rest, saved, cost):
-    return rest.after(jnp.full(ROWS, saved, jnp.float32), jnp.float32(cost))
+def after(rest, saved, cost, accepted=0):
+    numbers = (jnp.full(ROWS, number, jnp.float32) for number in (saved, accepted))
+    return rest.after(*numbers, jnp.float32(cost))
 
 
-def rests(saved, cost, steps, start=0.0):
+def rests(saved, cost, steps, start=0.0, accepted=0):
     """The rests of a text whose awake steps save these times in turn."""
     rest, found = Rest.start(ROWS, jnp.float32(start), jnp.float32(cost)), []
     for step in range(steps):
-        rest = after(rest, saved[step % len(saved)], cost)
+        rest = after(rest, saved[step % len(saved)], cost, accepted)
         assert len(set(np.asarray(rest.steps).tolist())) == 1
         found.append(int(rest.steps[0]))
     return found
@@ -49,6 +50,13 @@ def test_it_does_not_rest_where_drafts_save_more():
     assert not any(rests([0.0, 0.0, 0.0, 1.0], 0.1, 300, start=1.0))
     assert not any(rests([0.0], 0.0, 300)) and not any(rests([-0.1], 0.0, 300))
     assert any(rests([0.0, 0.0, 0.0, 0.3], 0.1, 300))
+
+
+def test_a_step_with_several_tokens_stands_for_as_many_steps_at_rest():
+    """Choosing costs .1 of a step: for three tokens, steps at rest save .3 beside awake ones."""
+    assert not any(rests([0.2], 0.1, 300, start=0.2))
+    assert any(rests([0.2], 0.1, 300, start=0.2, accepted=2))
+    assert not any(rests([0.4], 0.1, 300, start=0.4, accepted=2))
 
 
 def test_a_step_that_saved_much_keeps_it_awake():

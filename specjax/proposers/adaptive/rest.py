@@ -28,7 +28,9 @@ class Rest:
     drafts save less than that, some steps decode plainly and do nothing else.
     """
 
-    saved: Array  # [B] the time that an awake step saved by its drafts, a mean
+    # [B] a mean of the time that an awake step saved by its drafts, less what choosing would have
+    # cost in as many steps as drafts were accepted
+    saved: Array
     seen: Array  # [B] awake steps that the mean counts
     watch: Array  # [B] int32: awake steps until the next rest, if drafts go on to save too little
     pause: Array  # [B] int32: the steps of the next rest
@@ -57,16 +59,18 @@ class Rest:
             jnp.zeros(rows, jnp.int32),
         )
 
-    def after(self, saved: Array, cost: Array) -> Rest:
+    def after(self, saved: Array, drafts: Array, cost: Array) -> Rest:
         """Returns the state after an awake step.
 
         Args:
           saved: [B] the time that its drafts saved, below 0 if they cost time.
+          drafts: [B] how many of them were accepted.
           cost: [] what an awake step takes longer than one at rest; 0, also where nobody measured
             it: it never rests, even if drafts cost time, which `Trials` bounds.
         """
-        seen = jnp.minimum(self.seen + 1, _SPAN)
-        mean = self.saved + (saved - self.saved) / seen
+        # For each token there would have been a step at rest, and not only for the first one.
+        seen, more = jnp.minimum(self.seen + 1, _SPAN), saved - cost * drafts
+        mean = self.saved + (more - self.saved) / seen
         pays = (mean >= cost) | (cost <= 0)
         much = saved > _MUCH
         watch = jnp.where(much, _AFTER, jnp.where(pays, _WATCHES, self.watch) - 1)
