@@ -7,18 +7,24 @@ float32 (see `tiles.py`).  With one digit, `step` is that value over 127, and a 
 int8.  The products of a digit with the codes are summed in whole numbers, four bytes in one lane.
 A code needs no conversion, and an instruction has four times as many products as one of float32.
 Bytes are multiplied by VNNI, which takes one side without a sign: 128 is added to codes with one.
+
+One function makes the digits of all rows, and another one multiplies them.  So matrices that
+multiply the same rows may share the digits.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 
 from specjax.kernels.codes import Beside, Codes
-from specjax.kernels.coding import DIGIT_STEP
-from specjax.kernels.emitting import FLOAT, INT8, INT32, Emitter, Value, word, zeros
+from specjax.kernels.coding import DIGIT_STEP, Coding
+from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.pieces import Piece
+from specjax.kernels.sharing import part_of
 
 _SMALLEST = 2.0**-126
 """The least step of three digits: a smaller one would be rounded, and digits exceed a byte."""
@@ -39,45 +45,86 @@ class Digits(Codes):
             return emit.least(threads, worth)
         return super().parts(emit, sizes, threads, worth)
 
-    def write_part(self, function: ir.Function) -> None:
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """Returns void f(x, memory, rows, inner), which makes the digits of all rows, and the
+        function of a part of the products, which gets that memory in the place of x."""
+        (part,) = super().pieces
+        places = FLOAT.as_pointer(), INT8.as_pointer()
+        name = f"{self.name}_{self.machine.name}_digits"
+        makes = Piece(name, (*places, WORD, WORD), len(places), self.write_digits)
+        return makes, dataclasses.replace(part, write=self.write_products)
+
+    def room(self, emit: Emitter, rows: Value, inner: Value) -> Value:
+        """Returns the bytes of memory for the digits of all rows."""
+        return emit.room(*Lines(emit, self.coding, rows, inner).sizes)
+
+    def write_digits(self, function: ir.Function) -> None:
+        """Writes the function that makes digits."""
+        emit = Emitter(function)
+        x, memory, rows, inner = function.args
+        Lines(emit, self.coding, rows, inner, memory).write(x)
+        emit.b.ret_void()
+
+    def write_products(self, function: ir.Function) -> None:
+        """Writes the function of a part of the products."""
         _Part(self, function).write_all()
 
+    def function(self, module: ir.Module) -> ir.Function:
+        """Builds a part that makes its digits and multiplies them."""
+        makes, multiplies = (piece.declare(module) for piece in self.pieces)
+        places = [FLOAT, *self.matrix, INT32, FLOAT]
+        function = part_of(module, self.name, places, 7)
+        emit = Emitter(function)
+        b: Any = emit.b
+        x, *others = function.args
+        rows, tokens, inner = function.args[-5:-2]
+        rows = b.mul(rows, tokens)
+        memory = b.call(emit.c("malloc"), [self.room(emit, rows, inner)])
+        b.call(makes, [x, memory, rows, inner])
+        b.call(multiplies, [b.bitcast(memory, FLOAT.as_pointer()), *others])
+        b.call(emit.c("free"), [memory])
+        b.ret_void()
+        return function
 
-class MadeDigits(Beside):
-    """A part of a product that makes the digits of all rows anew.
 
-    A subclass sets `steps`, the address of memory for the step of each row.
+class MadeDigits:
+    """The digits of all rows, in memory.
+
+    A subclass has pieces of memory of some `sizes`, of which the first has the step of each row.
     """
 
-    steps: Value
+    sizes: Sequence[Value]
 
-    def __init__(self, work: Codes, function: ir.Function) -> None:
-        super().__init__(work, function)
-        self.count = self.coding.digits
+    def __init__(self, emit: Emitter, coding: Coding) -> None:
+        self.emit, self.offset, self.count = emit, coding.offset, coding.digits
+        b: Any = emit.b
+        self.b = b
         # The largest absolute value of the digits, about: the highest one is at most 127.
         self.largest = 127 * 2 ** (8 * (self.count - 1))
         self.vector, self.words = ir.VectorType(FLOAT, _LANES), ir.VectorType(INT32, _LANES)
         self.bytes = ir.VectorType(INT8, _BYTES)
 
-    def write_step(self, row: Value) -> Value:
-        """Writes the step of a row; returns what its numbers are multiplied with, or divided by if
-        there is one digit."""
+    def places(self, memory: Value) -> tuple[Value, list[Value]]:
+        """Returns where the steps lie, and the other pieces."""
+        steps, *others = self.emit.places(memory, *self.sizes)
+        return self.b.bitcast(steps, FLOAT.as_pointer()), others
+
+    def write_step(self, x: Value, inner: Value, steps: Value, row: Value) -> Value:
+        """Writes the step of a row x; returns what its numbers are multiplied with, or divided by
+        if there is one digit."""
         b, emit = self.b, self.emit
         over = ir.Constant(FLOAT, 1 / self.largest)
-        step = b.fmul(emit.largest_size(self.of_row(row), self.inner, _LANES), over)
+        step = b.fmul(emit.largest_size(x, inner, _LANES), over)
         if self.count == 1:  # as in XLA's products, only a row of zeros has another step
             small, least = b.fcmp_ordered("==", step, zeros(FLOAT)), 1.0
         else:
             small, least = b.fcmp_ordered("<", step, ir.Constant(FLOAT, _SMALLEST)), _SMALLEST
         step = b.select(small, ir.Constant(FLOAT, least), step)
-        emit.write(step, self.steps, row, 4)
+        emit.write(step, steps, row, 4)
         if self.count > 1:  # a product is as exact with the inverse
             step = b.fdiv(ir.Constant(FLOAT, 1.0), step)
         return emit.splat(step, _LANES)
-
-    def of_row(self, row: Value) -> Value:
-        """Returns the address of the activations of a row."""
-        return self.b.gep(self.x, [self.b.mul(row, self.inner)])
 
     def digits_of(self, x: Value, at: Value, step: Value) -> Value:
         """Returns the digits of 16 numbers, as words: word 4 i + d has digit d of numbers 4 i to
@@ -93,67 +140,79 @@ class MadeDigits(Beside):
         order = [16 * i + 4 * k + d for i in range(4) for d in range(4) for k in range(4)]
         return b.bitcast(emit.lanes(b.bitcast(whole, self.bytes), order), self.words)
 
-    def joined(self, digits: Sequence[Value]) -> Value:
-        """Returns numbers in float32 from the whole numbers of their digits, the lowest first."""
-        kind = ir.VectorType(FLOAT, digits[0].type.count)
-        *lower, made = (self.b.sitofp(each, kind) for each in digits)
-        for each in reversed(lower):
-            made = self.emit.multiply_add(made, self.emit.constant(256.0, kind.count), each)
-        return made
+
+class Lines(MadeDigits):
+    """Digits of bytes in the order of a row's numbers, [rows, count, inner], and what the sums of
+    their products begin with, [rows, count, 16] words."""
+
+    def __init__(
+        self, emit: Emitter, coding: Coding, rows: Value, inner: Value, memory: Value | None = None
+    ) -> None:
+        super().__init__(emit, coding)
+        b, self.rows, self.inner = self.b, rows, inner
+        # Codes are multiplied without a sign, so this was added to each number.
+        self.added = coding.offset + (_SIGN if coding.signed else 0)
+        numbers = b.mul(rows, word(self.count))
+        self.sizes = b.mul(rows, word(4)), b.mul(numbers, word(_BYTES)), b.mul(numbers, inner)
+        if memory is not None:
+            self.steps, (starts, self.digits) = self.places(memory)
+            self.starts = b.bitcast(starts, INT32.as_pointer())
+
+    def at(self, row: Value, digit: int, size: Value) -> Value:
+        """Returns where a digit of a row lies, if the numbers of one take `size`."""
+        b = self.b
+        return b.mul(b.add(b.mul(row, word(self.count)), word(digit)), size)
+
+    def write(self, x: Value) -> None:
+        """Writes all rows of x."""
+        b, emit = self.b, self.emit
+        ones = ir.Constant(self.bytes, [1] * _BYTES)
+        whole = emit.whole(self.inner, _BYTES)
+        spans = (word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)
+        with emit.loop(word(0), self.rows, 1) as (row, _, _):
+            mine = b.gep(x, [b.mul(row, self.inner)])
+            step = self.write_step(mine, self.inner, self.steps, row)
+            sums = [zeros(self.words)] * self.count
+            for low, high, size in spans:
+                with emit.loop(low, high, size, sums) as (start, now, following):
+                    made = [
+                        self.digits_of(mine, b.add(start, word(i)), step)
+                        for i in range(0, size, _LANES)
+                    ]
+                    for d in range(self.count):
+                        words = [emit.lanes(each, range(d, _LANES, 4)) for each in made]
+                        digits = b.bitcast(emit.joined(words), ir.VectorType(INT8, size))
+                        place = b.gep(self.digits, [self.at(row, d, self.inner)])
+                        emit.write(digits, place, start, 1)
+                        digits = emit.padded(digits, _BYTES)
+                        following[d] = emit.add_products(ones, digits, now[d])
+                sums = now
+            for d, total in enumerate(sums):
+                less = b.mul(total, ir.Constant(self.words, [-self.added] * _LANES))
+                emit.write(less, self.starts, self.at(row, d, word(_LANES)), 4)
 
 
-class _Part(MadeDigits):
-    """Writes the instructions of one part."""
+def joined(emit: Emitter, digits: Sequence[Value]) -> Value:
+    """Returns numbers in float32 from the whole numbers of their digits, the lowest first."""
+    kind = ir.VectorType(FLOAT, digits[0].type.count)
+    *lower, made = (emit.b.sitofp(each, kind) for each in digits)
+    for each in reversed(lower):
+        made = emit.multiply_add(made, emit.constant(256.0, kind.count), each)
+    return made
+
+
+class _Part(Beside):
+    """Writes the instructions of one part of the products."""
 
     def __init__(self, work: Codes, function: ir.Function) -> None:
         super().__init__(work, function)
-        b: Any = self.b
-        # Codes are multiplied without a sign, so this was added to each number.
-        self.added = self.coding.offset + (_SIGN if self.coding.signed else 0)
-        numbers = b.mul(self.rows, word(self.count))
-        taken, steps = b.mul(numbers, word(_BYTES)), b.mul(self.rows, word(4))
-        sizes = taken, b.mul(numbers, self.inner), steps
-        self.held, (taken, self.digits, steps) = self.emit.memory(*sizes)
-        self.taken = b.bitcast(taken, INT32.as_pointer())
-        self.steps = b.bitcast(steps, FLOAT.as_pointer())
+        self.lines = Lines(self.emit, self.coding, self.rows, self.inner, self.x)
+        self.count = self.coding.digits
 
     def write_all(self) -> None:
-        b, emit = self.b, self.emit
-        with emit.loop(word(0), self.rows, 1) as (row, _, _):
-            first = b.mul(row, word(self.count))
-            for d, total in enumerate(self._write_digits(row)):
-                less = b.mul(total, ir.Constant(self.words, [-self.added] * _LANES))
-                emit.write(less, self.taken, self._row(first, d, word(_LANES)), 4)
-        emit.tiles(self.first, self.last, _OUTPUTS, self.rows, _ROWS[self.count], self._tile)
-        b.call(emit.c("free"), [self.held])
-        b.ret_void()
-
-    def _write_digits(self, row: Value) -> list[Value]:
-        """Writes the digits and the step of a row; returns a vector for each digit, which adds up
-        to the sum of its values."""
-        b, emit = self.b, self.emit
-        x, step = self.of_row(row), self.write_step(row)
-        first = b.mul(row, word(self.count))
-        places = [b.gep(self.digits, [self._row(first, d, self.inner)]) for d in range(self.count)]
-        whole = emit.whole(self.inner, _BYTES)
-        sums = [zeros(self.words)] * self.count
-        ones = ir.Constant(self.bytes, [1] * _BYTES)
-        for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)):
-            with emit.loop(low, high, size, sums) as (at, now, following):
-                made = [
-                    self.digits_of(x, b.add(at, word(i)), step) for i in range(0, size, _LANES)
-                ]
-                for d in range(self.count):
-                    mine = emit.joined([emit.lanes(each, range(d, _LANES, 4)) for each in made])
-                    digits = b.bitcast(mine, ir.VectorType(INT8, size))
-                    emit.write(digits, places[d], at, 1)
-                    following[d] = emit.add_products(ones, emit.padded(digits, _BYTES), now[d])
-            sums = now
-        return sums
-
-    def _row(self, first: Value, digit: int, size: Value) -> Value:
-        """Returns where a digit of a row lies, if the numbers of one take `size`."""
-        return self.b.mul(self.b.add(first, word(digit)), size)
+        rows = _ROWS[self.count]
+        self.emit.tiles(self.first, self.last, _OUTPUTS, self.rows, rows, self._tile)
+        self.b.ret_void()
 
     def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
         """Computes the products of some rows with some outputs."""
@@ -162,14 +221,16 @@ class _Part(MadeDigits):
             [b.add(at, word(j)) for j in range(n)] for at, n in ((i, outputs), (m, rows))
         )
         codes = [b.gep(self.codes, [b.mul(j, self.inner)]) for j in columns]
-        firsts = [b.mul(row, word(self.count)) for row in mine]
-        each = [(first, d) for first in firsts for d in range(self.count)]
-        digits = [b.gep(self.digits, [self._row(*one, self.inner)]) for one in each]
-        begin = [emit.read(self.taken, self._row(*one, word(_LANES)), self.words, 4) for one in each]
+        lines = self.lines
+        each = [(row, d) for row in mine for d in range(self.count)]
+        digits = [b.gep(lines.digits, [lines.at(*one, self.inner)]) for one in each]
+        sums = [
+            emit.read(lines.starts, lines.at(*one, word(_LANES)), lines.words, 4) for one in each
+        ]
         pairs = [(r, c) for r in range(rows) for c in range(outputs)]
         ahead = b.mul(self.inner, word(outputs))
-        sums = [start for start in begin for _ in columns]
-        whole, sign = emit.whole(self.inner, _BYTES), ir.Constant(self.bytes, [_SIGN] * _BYTES)
+        sums = [start for start in sums for _ in columns]
+        whole, sign = emit.whole(self.inner, _BYTES), ir.Constant(lines.bytes, [_SIGN] * _BYTES)
         for low, high, size in ((word(0), whole, _BYTES), (whole, self.inner, DIGIT_STEP)):
             with emit.loop(low, high, size, sums) as (at, now, following):
                 read = []
@@ -188,10 +249,10 @@ class _Part(MadeDigits):
             emit.packed_sums([sums[(r * self.count + d) * outputs + c] for r, c in pairs])
             for d in range(self.count)
         ]
-        found = self.joined(totals)
+        found = joined(emit, totals)
         scales = self.scales_of(i, outputs)
         for r, row in enumerate(mine):
-            step = emit.read(self.steps, row, FLOAT, 4)
+            step = emit.read(lines.steps, row, FLOAT, 4)
             total = emit.lanes(found, range(r * outputs, (r + 1) * outputs))
             product = b.fmul(b.fmul(total, emit.splat(step, outputs)), scales)
             emit.write(product, self.y, b.add(b.mul(row, self.outputs), i), 4)

@@ -431,16 +431,25 @@ class Emitter:
         return module.globals.get(name) or ir.Function(module, kind, name)
 
     def memory(self, *sizes: Value) -> tuple[Value, list[Value]]:
-        """Takes memory: returns what is to be freed, and pieces of so many bytes.
+        """Takes memory: returns what is to be freed, and pieces of so many bytes."""
+        taken = self.b.call(self.c("malloc"), [self.room(*sizes)])
+        return taken, self.places(taken, *sizes)
 
-        Each piece begins at a multiple of 64 bytes.
-        """
-        b, ends = self.b, [word(64)]
+    def room(self, *sizes: Value) -> Value:
+        """Returns the bytes of memory that has pieces of so many bytes."""
+        b, end = self.b, word(64)
         for size in sizes:
-            ends.append(b.add(ends[-1], self.whole(b.add(size, word(63)), 64)))
-        taken = b.call(self.c("malloc"), [ends[-1]])
-        address = self.whole(b.ptrtoint(taken, WORD), 64)
-        return taken, [b.inttoptr(b.add(address, end), INT8.as_pointer()) for end in ends[:-1]]
+            end = b.add(end, self.whole(b.add(size, word(63)), 64))
+        return end
+
+    def places(self, memory: Value, *sizes: Value) -> list[Value]:
+        """Returns where pieces of so many bytes lie in memory; each begins at a multiple of 64."""
+        b, found = self.b, []
+        at = b.add(self.whole(b.ptrtoint(memory, WORD), 64), word(64))
+        for size in sizes:
+            found.append(b.inttoptr(at, INT8.as_pointer()))
+            at = b.add(at, self.whole(b.add(size, word(63)), 64))
+        return found
 
     def _intrinsic(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
         module = self.b.module

@@ -29,6 +29,7 @@ from specjax.kernels.coded import work_of
 from specjax.kernels.codes import Codes
 from specjax.kernels.coding import ALL, ROUNDED_ROWS
 from specjax.kernels.columns import share_of
+from specjax.kernels.digits import Digits
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import FORMS, Machine
 from specjax.kernels.functions import exponential, tangent
@@ -149,7 +150,8 @@ class Layers:
     def pieces(self) -> Sequence[Piece]:
         """Returns attention, and the products; of codes that of each matrix."""
         if self.codes:
-            return *self.attention.pieces, *[work.pieces[0] for work in self.codes.values()]
+            products = [piece for work in self.codes.values() for piece in work.pieces]
+            return *self.attention.pieces, *products
         return *self.attention.pieces, loops(FORMS[self.form.weight], self.machine)
 
     @property
@@ -181,7 +183,12 @@ class _Part:
         self.narrow_floats = work.form.dtype == "bfloat16"
         self.element = INT16 if self.narrow_floats else FLOAT  # of what a layer has for itself
         self.vector = ir.VectorType(FLOAT, self.lanes)
-        self.attention, *self.multiply = (piece.declare(module) for piece in work.pieces)
+        self.attention, *others = (piece.declare(module) for piece in work.pieces)
+        self.multiply = others[0]  # of matrices that are no codes
+        self.pieces = {
+            name: [piece.declare(module) for piece in product.pieces]
+            for name, product in self.codes.items()
+        }
         self.emit = Emitter(function)
         b: Any = self.emit.b
         self.b = b
@@ -246,8 +253,11 @@ class _Part:
         if self.form.normed:
             read, taken = self._normed(self.x, "attention_norm")
         s = self.s
-        for name, count in (("q", self.wide), ("k", self.narrow), ("v", self.narrow)):
-            self._product(read, s.read, name, self.of[name], count, part)
+        each = [
+            (name, self.of[name], count)
+            for name, count in (("q", self.wide), ("k", self.narrow), ("v", self.narrow))
+        ]
+        self._products(read, s.read, each, part)
         if taken is not None:
             self.b.call(self.emit.c("free"), [taken])
 
@@ -356,7 +366,7 @@ class _Part:
     def _add_mixed(self, part: Value) -> None:
         """Writes the stream after attention."""
         s, between = self.s, self.of["between"]
-        self._product(self.of["mixed"], self.wide, "o", between, s.embed, part)
+        self._products(self.of["mixed"], self.wide, [("o", between, s.embed)], part)
         # In XLA's program the norm reads this sum before it is rounded.
         self._add(self.x, between, part, _as_it_is)
 
@@ -365,8 +375,7 @@ class _Part:
         b, emit, s = self.b, self.emit, self.s
         read, taken = self._normed(self.of["between"], "mlp_norm")
         inner, up = self.of["inner"], self.of["up"]
-        self._product(read, s.embed, "gate", inner, s.inner, part)
-        self._product(read, s.embed, "up", up, s.inner, part)
+        self._products(read, s.embed, [("gate", inner, s.inner), ("up", up, s.inner)], part)
         b.call(emit.c("free"), [taken])
 
         def activate(i: Value, read: _Read) -> None:
@@ -377,7 +386,8 @@ class _Part:
 
     def _add_inner(self, part: Value) -> None:
         """Writes the stream after the layer."""
-        self._product(self.of["inner"], self.s.inner, "down", self.next, self.s.embed, part)
+        s = self.s
+        self._products(self.of["inner"], s.inner, [("down", self.next, s.embed)], part)
         self._add(self.of["between"], self.next, part, self.kept)
 
     def _add(self, x: Value, y: Value, part: Value, kept: Callable[[Value], Value]) -> None:
@@ -388,11 +398,38 @@ class _Part:
 
         self._each_row(self.s.embed, part, add)
 
+    def _products(
+        self, x: Value, inner: Value, each: Sequence[tuple[str, Value, Value]], part: Value
+    ) -> None:
+        """Multiplies all rows with the columns of a part of some matrices; digits of the rows are
+        made once for those in the same layout.
+
+        Args:
+          x: the rows, [rows, inner].
+          inner: their size.
+          each: the name of each matrix, the address of its products, and its columns.
+          part: the number of the part.
+        """
+        b, made, memory = self.b, None, None
+        for name, y, count in each:
+            work, source = self.codes.get(name), x
+            if isinstance(work, Digits):
+                if work != made:
+                    if memory is not None:
+                        b.call(self.emit.c("free"), [memory])
+                    room = work.room(self.emit, self.rows, inner)
+                    made, memory = work, b.call(self.emit.c("malloc"), [room])
+                    b.call(self.pieces[name][0], [x, memory, self.rows, inner])
+                source = b.bitcast(memory, FLOAT.as_pointer())
+            self._product(source, inner, name, y, count, part)
+        if memory is not None:
+            b.call(self.emit.c("free"), [memory])
+
     def _product(
         self, x: Value, inner: Value, name: str, y: Value, count: Value, part: Value
     ) -> None:
         """Multiplies all rows with the columns of a part."""
-        b, multiply = self.b, self.multiply[0]
+        b = self.b
         if self.codes:
             work, groups = self.codes[name], word(1)
             if (group := work.coding.group) != ALL:
@@ -400,12 +437,12 @@ class _Part:
             held = zip(self.form.parts(name), work.matrix, strict=True)
             matrix = [self.buffer(name + part, kind) for part, kind in held]
             sizes = self.s.batch, self.s.width, inner, count, groups
-            multiply = self.multiply[MATRICES.index(name)]
+            multiply = self.pieces[name][-1]
             b.call(multiply, [x, *matrix, self.only, y, part, self.some, *sizes])
             return
         share = share_of(self.emit, count, part, self.some)
         matrix = self.buffer(name, FORMS[self.form.weight].weight)
-        b.call(multiply, [x, matrix, y, *share, self.rows, inner, count, count])
+        b.call(self.multiply, [x, matrix, y, *share, self.rows, inner, count, count])
         if self.narrow_floats:
             with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
                 begin = b.mul(row, count)
