@@ -11,7 +11,7 @@ from specjax._internal.processors import processors
 from specjax.kernels import available
 
 _MOST_ROWS = {
-    8: {"float32": 20, "bfloat16": 16, "bfloat16_columns": 64, "int8": 64},
+    8: {"float32": 128, "bfloat16": 16, "bfloat16_columns": 128, "int8": 64},
     16: {"float32": 48, "bfloat16": 20, "bfloat16_columns": 48, "int8": 64},
 }
 """The most rows for which the kernels were as fast as XLA or faster, by the float32 numbers of a
@@ -53,10 +53,10 @@ def _kind_of(weights: Array, summed: int) -> str:
 def widens_columns() -> bool:
     """Returns whether matrices [in, out] in bfloat16 save time where numbers are float32.
 
-    XLA widens the whole matrix in each pass whose rows the kernel does not take.  Only with vectors
-    of 512 bits and few processors does the kernel take enough of them.
+    XLA widens the whole matrix in each pass whose rows the kernel does not take.  It takes enough
+    of them only on few processors, and only where that was measured.
     """
-    return available.lanes() >= 16 and processors() <= FEW_PROCESSORS
+    return available.lanes() in _MOST_ROWS and processors() <= FEW_PROCESSORS
 
 
 def most_rows(dtype: str) -> int:

@@ -273,7 +273,7 @@ class Sampler:
     def _weights(self, params: Weights | None, drafting: _Drafting) -> Params:
         own = self.target.params
         if params is not None:
-            _check_weights(self.target.name, params, own)
+            _check_weights(self.target, params, own)
         proposed = None if drafting is self._plain else self._proposed
         if params is not None and mesh_of(own) is not None:
             params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, own))
@@ -321,8 +321,11 @@ def _ordered(jobs: Sequence[Job]) -> list[Job]:
     return sorted(jobs, key=rank)
 
 
-def _check_weights(name: str, params: object, own: Weights) -> None:
+def _check_weights(target: LanguageModel, params: object, own: Weights) -> None:
     """Raises ValueError unless the arrays have the names, shapes and dtypes of `own`."""
+    cure = "pass a tree like target.params"
+    if target.keeps_bfloat16:  # to round what training has changed would be no cure
+        cure = f"load {target.name} without keep_bfloat16=True"
     given, wanted = (
         {
             jax.tree_util.keystr(path): leaf
@@ -330,7 +333,7 @@ def _check_weights(name: str, params: object, own: Weights) -> None:
         }
         for tree in (params, own)
     )
-    start = f"params are no weights of {name}: "
+    start = f"params are no weights of {target.name}: "
     for path in [*wanted, *given]:
         if path not in wanted or path not in given:
             which = "has no place" if path in given else "is missing"
@@ -342,7 +345,7 @@ def _check_weights(name: str, params: object, own: Weights) -> None:
             (shape, dtype), (own_shape, own_dtype) = kinds
             raise ValueError(
                 f"{start}{path} is {dtype}{list(shape)}, and must be {own_dtype}{list(own_shape)}; "
-                "pass a tree like target.params"
+                f"{cure}"
             )
 
 
