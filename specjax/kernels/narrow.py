@@ -11,7 +11,7 @@ from specjax._internal.processors import processors
 from specjax.kernels import available
 
 _MOST_ROWS = {
-    8: {"float32": 128, "bfloat16": 16, "bfloat16_columns": 128, "int8": 64},
+    8: {"float32": 20, "bfloat16": 16, "bfloat16_columns": 64, "int8": 64},
     16: {"float32": 48, "bfloat16": 20, "bfloat16_columns": 48, "int8": 64},
 }
 """The most rows for which the kernels were as fast as XLA or faster, by the float32 numbers of a
@@ -20,8 +20,8 @@ XLA would write them in float32 first.
 """
 
 _PANELS, FEW_PROCESSORS = 128, 8
-"""The most rows for weights in float32 on so many processors with vectors of 512 bits.  On two,
-products of 64 and 128 rows took 0.7 to 1.0 of XLA's time, and XLA's may spread over many better.
+"""The most rows whose numbers are float32, on so many processors.  On two, products of 64 and 128
+rows took 0.7 to 1.0 of XLA's time, and XLA's may spread over many better.
 """
 
 _UNMEASURED = 16
@@ -53,8 +53,8 @@ def _kind_of(weights: Array, summed: int) -> str:
 def widens_columns() -> bool:
     """Returns whether matrices [in, out] in bfloat16 save time where numbers are float32.
 
-    XLA widens the whole matrix in each pass whose rows the kernel does not take.  It takes enough
-    of them only on few processors, and only where that was measured.
+    XLA widens the whole matrix in each pass whose rows the kernel does not take, and the kernel
+    takes enough rows only on few processors of a measured kind.
     """
     return available.lanes() in _MOST_ROWS and processors() <= FEW_PROCESSORS
 
@@ -62,7 +62,7 @@ def widens_columns() -> bool:
 def most_rows(dtype: str) -> int:
     """Returns the most rows for weights of this dtype, on this processor."""
     lanes = available.lanes()
-    if dtype in ("float32", "bfloat16_columns") and lanes >= 16 and processors() <= FEW_PROCESSORS:
+    if dtype in ("float32", "bfloat16_columns") and widens_columns():
         return _PANELS
     known = _MOST_ROWS.get(lanes)
     return _UNMEASURED if known is None else known[dtype]

@@ -171,9 +171,9 @@ def load_models(
 ) -> Models:
     """Loads the target, and the draft if one of these kinds of proposers needs one.
 
-    If there is no `--target`, the missing folders are the shipped ones.  Without `--dtype` and with
-    `keep_bfloat16` matrices stay in bfloat16 as `specjax.load` says; not for models that get the
-    weights of a trainer later, which may be of another dtype.
+    If there is no `--target`, the missing folders are the shipped ones.  Without `--dtype` the
+    target's matrices stay in bfloat16, as `specjax.load` says, unless `keep_bfloat16` is False: a
+    target that gets the weights of a trainer later may get them in another dtype.
 
     Raises:
       ValueError, FileNotFoundError: folders or options do not fit the proposers and rules; raised

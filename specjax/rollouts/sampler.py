@@ -323,9 +323,6 @@ def _ordered(jobs: Sequence[Job]) -> list[Job]:
 
 def _check_weights(target: LanguageModel, params: object, own: Weights) -> None:
     """Raises ValueError unless the arrays have the names, shapes and dtypes of `own`."""
-    cure = "pass a tree like target.params"
-    if target.keeps_bfloat16:  # to round what training has changed would be no cure
-        cure = f"load {target.name} without keep_bfloat16=True"
     given, wanted = (
         {
             jax.tree_util.keystr(path): leaf
@@ -343,6 +340,9 @@ def _check_weights(target: LanguageModel, params: object, own: Weights) -> None:
         kinds = [(np.shape(x), x.dtype.name) for x in (given[path], wanted[path])]
         if kinds[0] != kinds[1]:
             (shape, dtype), (own_shape, own_dtype) = kinds
+            cure = "pass a tree like target.params"
+            if target.keeps_bfloat16 and dtype != own_dtype:  # to round them would be no cure
+                cure = f"load {target.name} without keep_bfloat16=True"
             raise ValueError(
                 f"{start}{path} is {dtype}{list(shape)}, and must be {own_dtype}{list(own_shape)}; "
                 f"{cure}"

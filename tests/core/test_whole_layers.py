@@ -68,7 +68,7 @@ KINDS = [(name, weights) for name in CONFIGS for weights in ("float32", "int8", 
 KINDS += [("plain", weights) for weights, coded in WEIGHTS.items() if coded]
 KINDS += [("biased", "codes"), ("plain", "matrices in bfloat16")]
 FEWER = [kind for kind in KINDS if kind[1] != "codes of 4 bits" and kind != ("biased", "codes")]
-# Pages are found in the same way in every dtype, so the others are tried with one size of page.
+# Pages are found in the same way in every dtype: only float32 is tried with each size of page.
 PAGED = [(*kind, page) for kind in KINDS for page in (16, 48, 128)]
 PAGED = [kind for kind in PAGED if kind[1] == "float32" or kind[2] == 48]
 SHAPES = [(1, 1), (1, 5), (3, 1), (2, 9), (1, 70)]  # rows, tokens
@@ -177,9 +177,9 @@ BOUNDS = {"int8": 2e-2, "rounded": 2e-2, "bfloat16": 5e-2}
 
 def shapes(weights: str) -> list[tuple[int, int]]:
     """Returns the rows and tokens for which there is a kernel."""
-    names = {weights: weights, "matrices in bfloat16": "bfloat16_columns"}
+    kind = "bfloat16_columns" if weights == "matrices in bfloat16" else weights
     if WEIGHTS[weights] is None and weights != "int8":
-        most = kernels.most_rows(names[weights])
+        most = kernels.most_rows(kind)
     else:
         most = 128 if available.lanes() >= 16 else 16
     return [shape for shape in SHAPES if math.prod(shape) <= most]
