@@ -104,6 +104,11 @@ def coding(made: Drawn, rounded: bool = False) -> kernels.Coding | None:
     return kernels.coding_of(made.codes, made.scales, made.zeros, **made.layout, rounded=rounded)
 
 
+def has_kernel(case: Case) -> bool:
+    """Whether this processor multiplies such codes: those of e2m1 need vectors of 512 bits."""
+    return case.codes != "fp4" or available.lanes() >= 16
+
+
 def in_8_bits(x: np.ndarray, group: int) -> np.ndarray:
     """Activations [..., inputs], rounded to 255 numbers in each group of inputs."""
     parts = x.reshape(*x.shape[:-1], -1, group)
@@ -124,6 +129,9 @@ def check(case: Case, rows: tuple[int, ...], rounded: bool = False):
     """A product is that of the numbers, and the first rows have the bits that they have alone."""
     made = drawn(case)
     layout = coding(made, rounded)
+    if not rounded and not has_kernel(case):
+        assert layout is None
+        return
     assert layout is not None and kernels.takes_codes(16, layout)
     multiply = functools.partial(kernels.few_rows_of_codes, layout)
     parts = made.codes, made.scales, made.zeros

@@ -179,22 +179,26 @@ def executable(
     before, lowered = _hits(), jitted().trace(*arrays).lower()
     compiled = lowered.compile()
     try:
-        _keep(place, compiled, lowered.as_text(), fresh=_hits() == before)
+        _keep(place, compiled, lowered.as_text(), arrays, fresh=_hits() == before)
     except Exception as reason:  # what JAX cannot write, it says in many ways
         _log.debug("%s is not kept: %s", name, reason)
     return cast(Callable[..., Any], compiled)
 
 
-def _keep(place: pathlib.Path, compiled: Any, text: str, fresh: bool) -> None:
+def _keep(
+    place: pathlib.Path, compiled: Any, text: str, arrays: tuple[object, ...], fresh: bool
+) -> None:
     """Writes an executable, and a file that says where it is.
 
     XLA:CPU loses functions of an executable that JAX's cache had, when it writes it again.  So only
-    what was compiled here is written, and programs of one text share a file.
+    what was compiled here is written, and programs of one text share a file if they have the same
+    arrays: the text does not name those that the program never reads, but a call checks them.
     """
     from jax.experimental import serialize_executable
 
     _source()  # it may have changed while the function was traced
-    code = place_of("code", text, traced=False)
+    given = [_shape(leaf) for leaf in jax.tree.leaves(arrays)]
+    code = place_of("code", text, given, traced=False)
     if code is None:
         return
     if fresh:

@@ -377,7 +377,8 @@ def engine_of(arguments: ServeOptions) -> Engine:
         cache_dtype=arguments.cache_dtype,
     )
     kinds = ["draft"] if drafted else ["ngram"]
-    models = load_models(named, kinds, devices=arguments.devices())
+    keeps, devices = not arguments.admin, arguments.devices()
+    models = load_models(named, kinds, devices=devices, keep_bfloat16=keeps)
     target, draft = models.target, models.draft
     first = arguments.default
     numbered = arguments.num_drafts is not None  # 0 is a number, too

@@ -137,7 +137,7 @@ def load(
         and its name says so.  By default activations stay in `dtype`.
       own_kernels: False: compute with XLA's products, attention and filters alone, to find out
         whether a kernel of specjax (on one CPU or one NVIDIA GPU) is at fault.
-      keep_bfloat16: on a CPU of at most 8 processors with AVX-512, hold the matrices of linear maps
+      keep_bfloat16: on a CPU of at most 8 processors with AVX2, hold the matrices of linear maps
         in bfloat16 if the file does, and compute in float32 as without it: a pass reads half the
         bytes, and has the same bits.  It is for decoding, not for training, and for models whose
         layers are one operation of ours (docs/models.md names them); elsewhere, and in another

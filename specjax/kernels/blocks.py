@@ -35,7 +35,7 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
     """
     b, lanes = emit.b, machine.lanes
     vector = ir.VectorType(FLOAT, lanes)
-    most, wide = (6, 4) if machine.registers >= 32 else (4, 2)
+    most, wide = 6, (4 if machine.registers >= 32 else 2)
     panel, kind_of_weight = wide * lanes, of.w.type.pointee
     size = 4 if kind_of_weight == FLOAT else 2
     with b.goto_entry_block():

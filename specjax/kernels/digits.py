@@ -91,7 +91,7 @@ class Digits(Codes):
 class MadeDigits:
     """The digits of all rows, in memory.
 
-    A subclass has pieces of memory of some `sizes`, of which the first has the step of each row.
+    A subclass sets `sizes`, the bytes of its pieces of memory.  The first holds each row's step.
     """
 
     sizes: Sequence[Value]
@@ -150,7 +150,7 @@ class Lines(MadeDigits):
     ) -> None:
         super().__init__(emit, coding)
         b, self.rows, self.inner = self.b, rows, inner
-        # Codes are multiplied without a sign, so this was added to each number.
+        # VNNI takes codes without a sign, so this much was added to each of them.
         self.added = coding.offset + (_SIGN if coding.signed else 0)
         numbers = b.mul(rows, word(self.count))
         self.sizes = b.mul(rows, word(4)), b.mul(numbers, word(_BYTES)), b.mul(numbers, inner)

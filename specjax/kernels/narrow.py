@@ -20,8 +20,8 @@ XLA would write them in float32 first.
 """
 
 _PANELS, FEW_PROCESSORS = 128, 8
-"""The most rows for weights in float32 on so many processors with vectors of 512 bits.  On two,
-products of 64 and 128 rows took 0.7 to 1.0 of XLA's time, and XLA's may spread over many better.
+"""The most rows whose numbers are float32, on so many processors.  On two, products of 64 and 128
+rows took 0.7 to 1.0 of XLA's time, and XLA's may spread over many better.
 """
 
 _UNMEASURED = 16
@@ -53,16 +53,16 @@ def _kind_of(weights: Array, summed: int) -> str:
 def widens_columns() -> bool:
     """Returns whether matrices [in, out] in bfloat16 save time where numbers are float32.
 
-    XLA widens the whole matrix in each pass whose rows the kernel does not take.  Only with vectors
-    of 512 bits and few processors does the kernel take enough of them.
+    XLA widens the whole matrix in each pass whose rows the kernel does not take, and the kernel
+    takes enough rows only on few processors of a measured kind.
     """
-    return available.lanes() >= 16 and processors() <= FEW_PROCESSORS
+    return available.lanes() in _MOST_ROWS and processors() <= FEW_PROCESSORS
 
 
 def most_rows(dtype: str) -> int:
     """Returns the most rows for weights of this dtype, on this processor."""
     lanes = available.lanes()
-    if dtype in ("float32", "bfloat16_columns") and lanes >= 16 and processors() <= FEW_PROCESSORS:
+    if dtype in ("float32", "bfloat16_columns") and widens_columns():
         return _PANELS
     known = _MOST_ROWS.get(lanes)
     return _UNMEASURED if known is None else known[dtype]

@@ -167,10 +167,13 @@ def load_models(
     rules: Sequence[str] = (),
     devices: Devices = Devices(),
     lora: str | None = None,
+    keep_bfloat16: bool = True,
 ) -> Models:
     """Loads the target, and the draft if one of these kinds of proposers needs one.
 
-    If there is no `--target`, the missing folders are the shipped ones.
+    If there is no `--target`, the missing folders are the shipped ones.  Without `--dtype` the
+    target's matrices stay in bfloat16, as `specjax.load` says, unless `keep_bfloat16` is False: a
+    target that gets the weights of a trainer later may get them in another dtype.
 
     Raises:
       ValueError, FileNotFoundError: folders or options do not fit the proposers and rules; raised
@@ -245,7 +248,8 @@ def load_models(
     with progress("loading"):
         target = specjax.load(
             folder, dtype, cache_dtype=options.cache_dtype, activations=options.activations,
-            mesh=mesh, lora=lora, dequantise=options.dequantise, keep_bfloat16=dtype is None,
+            mesh=mesh, lora=lora, dequantise=options.dequantise,
+            keep_bfloat16=keep_bfloat16 and dtype is None,
         )  # fmt: skip
         target = specjax.quantise(target) if in_int8 else target
         model = None if draft is None else _draft(draft, dtype, draft_mesh or mesh, split)

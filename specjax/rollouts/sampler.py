@@ -273,7 +273,7 @@ class Sampler:
     def _weights(self, params: Weights | None, drafting: _Drafting) -> Params:
         own = self.target.params
         if params is not None:
-            _check_weights(self.target.name, params, own)
+            _check_weights(self.target, params, own)
         proposed = None if drafting is self._plain else self._proposed
         if params is not None and mesh_of(own) is not None:
             params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, own))
@@ -321,7 +321,7 @@ def _ordered(jobs: Sequence[Job]) -> list[Job]:
     return sorted(jobs, key=rank)
 
 
-def _check_weights(name: str, params: object, own: Weights) -> None:
+def _check_weights(target: LanguageModel, params: object, own: Weights) -> None:
     """Raises ValueError unless the arrays have the names, shapes and dtypes of `own`."""
     given, wanted = (
         {
@@ -330,7 +330,7 @@ def _check_weights(name: str, params: object, own: Weights) -> None:
         }
         for tree in (params, own)
     )
-    start = f"params are no weights of {name}: "
+    start = f"params are no weights of {target.name}: "
     for path in [*wanted, *given]:
         if path not in wanted or path not in given:
             which = "has no place" if path in given else "is missing"
@@ -340,9 +340,12 @@ def _check_weights(name: str, params: object, own: Weights) -> None:
         kinds = [(np.shape(x), x.dtype.name) for x in (given[path], wanted[path])]
         if kinds[0] != kinds[1]:
             (shape, dtype), (own_shape, own_dtype) = kinds
+            cure = "pass a tree like target.params"
+            if target.keeps_bfloat16 and dtype != own_dtype:  # to round them would be no cure
+                cure = f"load {target.name} without keep_bfloat16=True"
             raise ValueError(
                 f"{start}{path} is {dtype}{list(shape)}, and must be {own_dtype}{list(own_shape)}; "
-                "pass a tree like target.params"
+                f"{cure}"
             )
 
 

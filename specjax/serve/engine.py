@@ -579,7 +579,7 @@ def _check_alike(old: object, new: object) -> None:
             raise ValueError(
                 f"the weights{name} are {other.get(name, 'absent')}, and those of the engine "
                 f"{one.get(name, 'absent')}: pass a checkpoint of the same model, loaded with the "
-                "same dtype and keep_bfloat16 (`specjax serve` without --dtype keeps it)"
+                "same dtype and keep_bfloat16 (`specjax serve --admin` keeps no bfloat16)"
             )
 
 

@@ -289,6 +289,20 @@ def test_options_of_a_command_in_a_file(capsys, tmp_path):
         assert result["stats"]["same_tokens"] is None
 
 
+@pytest.mark.parametrize(("more", "keeps"), [([], True), (["--admin"], False)])
+def test_a_server_that_a_trainer_writes_to_keeps_no_bfloat16(monkeypatch, more, keeps):
+    """New weights may be of another dtype than the folder, and are not rounded."""
+    from specjax.cli import serve
+    from specjax.options.command import parse
+
+    def load(*given, keep_bfloat16, **how):
+        raise ValueError(f"asked for {keep_bfloat16}")
+
+    monkeypatch.setattr(serve, "load_models", load)
+    with pytest.raises(ValueError, match=f"asked for {keeps}"):
+        serve.engine_of(parse(serve.ServeOptions, more, prog="serve"))
+
+
 def test_the_cache_of_a_server_may_be_rounded(monkeypatch):
     from specjax.cli import serve
     from specjax.options.command import parse

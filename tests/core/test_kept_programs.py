@@ -56,6 +56,23 @@ def test_a_second_process_traces_nothing(folder):
     assert len(files(folder, "program")) == 4
 
 
+def test_arrays_that_a_program_never_reads_are_part_of_its_key(folder):
+    """The text of the program does not name them, and a call refuses others."""
+    number = np.random.default_rng().random()
+
+    def another_process():
+        @programs(static=1, shape=lambda x, unread: x.shape)
+        def added(by, x, unread):
+            return x + by + number
+
+        return added
+
+    x = jnp.arange(3.0)
+    for kind in 2 * (jnp.float32, jnp.bfloat16):
+        made = another_process()(2, x, jnp.ones(4, kind))
+        np.testing.assert_allclose(made, x + 2 + number, rtol=1e-6)
+
+
 def test_a_traced_call_is_not_kept(folder):
     traced = []
     doubled = process(traced)
@@ -109,14 +126,14 @@ def test_source_that_changed_after_the_start_has_no_key(folder, monkeypatch):
     monkeypatch.setattr(kept_programs, "_BEGAN", 0.0)
     assert kept_programs.place_of("program", 1) is None
     with pytest.raises(Unknown, match="has changed"):
-        kept_programs._keep(folder / "program-x", compiled, "a text", fresh=True)
+        kept_programs._keep(folder / "program-x", compiled, "a text", (), fresh=True)
     assert not list(folder.iterdir())
 
 
 def test_what_another_cache_had_is_not_written(folder):
     """XLA:CPU would write it without some of its functions."""
     compiled = jax.jit(lambda x: x).lower(1.0).compile()
-    kept_programs._keep(folder / "program-x", compiled, "a text", fresh=False)
+    kept_programs._keep(folder / "program-x", compiled, "a text", (), fresh=False)
     assert not list(folder.iterdir())
 
 

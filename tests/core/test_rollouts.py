@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax import kernels
 from specjax.contract import Context
 from specjax.rollouts import Memory, Rollouts, Sampler, rollout_keys
 from specjax.rollouts.depths import Depths, Row, Turn
@@ -218,6 +219,11 @@ def test_bad_calls_are_refused():
         sampler().sample([[5]], same, samples=2)
     with pytest.raises(ValueError, match="key has the shape"):
         sampler().sample([[5]], keys())
+    if kernels.widens_columns():
+        kept = specjax.load(specjax.shipped("tiny/target"), keep_bfloat16=True)
+        wide = jax.tree.map(lambda x: x.astype(jnp.float32), kept.params)
+        with pytest.raises(ValueError, match=r"float32.*; load .* without keep_bf"):
+            Sampler(kept, slots=1, max_new_tokens=4).sample([[3]], keys()[:1], params=wide)
     with pytest.raises(ValueError, match="params are no weights of target"):
         sampler().sample([[5]], keys()[:1], params={"head": np.zeros(3)})
     own = target().params

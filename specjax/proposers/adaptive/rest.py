@@ -68,7 +68,7 @@ class Rest:
           cost: [] what an awake step takes longer than one at rest; 0, also where nobody measured
             it: it never rests, even if drafts cost time, which `Trials` bounds.
         """
-        # For each token there would have been a step at rest, and not only for the first one.
+        # At rest each of these tokens takes a step, and each such step saves the cost.
         seen, more = jnp.minimum(self.seen + 1, _SPAN), saved - cost * drafts
         mean = self.saved + (more - self.saved) / seen
         pays = (mean >= cost) | (cost <= 0)
