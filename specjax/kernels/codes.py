@@ -22,6 +22,7 @@ from specjax.kernels.coding import ALL, Coding, Piece
 from specjax.kernels.columns import share_of
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Machine
+from specjax.kernels.orders import AHEAD, apart
 from specjax.kernels.pieces import Piece as Part
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -254,10 +255,11 @@ class _Part(Beside):
         """Computes the products of some rows with some outputs."""
         b, emit, coding, lanes = self.b, self.emit, self.coding, self.lanes
         mine = [b.add(m, word(j)) for j in range(rows)]
-        columns = [b.add(i, word(j)) for j in range(outputs)]
+        streams = self.machine.streams
+        columns = apart(emit, streams, self.first, self.last, i, outputs)
         activations = [b.gep(self.x, [b.mul(j, self.inner)]) for j in mine]
         codes = [b.gep(self.codes, [b.mul(j, self.width)]) for j in columns]
-        ahead = b.mul(self.width, word(outputs))
+        ahead = b.mul(self.width, word(outputs)) if streams == 1 else word(AHEAD)
         empty = [ir.Constant(self.vector, None)] * (rows * outputs)
 
         def add(start: Value, piece: Piece, zeros: list[Value | None], sums: list[Value]) -> None:

@@ -6,9 +6,7 @@ from llvmlite import ir
 
 from specjax.kernels.emitting import INT8, INT16, INT32, Emitter, Value, word, zeros
 from specjax.kernels.forms import Form, Machine, Operands
-
-_AHEAD = 256
-"""The bytes after which a prefetched line is read, if there are several streams."""
+from specjax.kernels.orders import AHEAD, apart
 
 
 def dots(
@@ -44,11 +42,7 @@ def dots(
         return b.add(total, product)
 
     def block(i: Value, outputs: int, m: Value, inputs: int) -> None:
-        begin, far = i, word(1)
-        if streams > 1 and outputs > 1:
-            begin = b.add(first, b.sdiv(b.sub(i, first), word(outputs)))
-            far = b.sdiv(b.sub(last, first), word(outputs))
-        columns = [b.add(begin, b.mul(far, word(j))) for j in range(outputs)]
+        columns = apart(emit, streams, first, last, i, outputs)
         weights = [b.gep(of.w, [b.mul(j, of.inner)]) for j in columns]
         mine = [b.add(m, word(j)) for j in range(inputs)]
         activations = [b.gep(of.x, [b.mul(j, of.inner)]) for j in mine]
@@ -60,7 +54,7 @@ def dots(
             with emit.loop(start, stop, by, totals) as (k, now, following):
                 if not scalar:
                     far = b.mul(of.inner, word(outputs))
-                    ahead = b.add(k, far if streams == 1 else word(_AHEAD // weight_size))
+                    ahead = b.add(k, far if streams == 1 else word(AHEAD // weight_size))
                     for place in weights:
                         emit.prefetch(b.gep(place, [ahead]))
                 kinds = [t if scalar else ir.VectorType(t, by) for t in (form.weight, form.row)]

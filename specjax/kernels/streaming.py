@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from specjax.kernels.emitting import FLOAT, Emitter, Value, word, zeros
 from specjax.kernels.forms import Machine, Operands
-from specjax.kernels.orders import row_at
+from specjax.kernels.orders import AHEAD, row_at
 
 FEW = 6
 """The most rows for which reading the matrix takes longer than multiplying.
@@ -21,9 +21,6 @@ WIDEST = 2048
 
 _DEEP = 8
 """The rows of a single stream that pass at once; a prefetched one is read so many rows later."""
-
-_AHEAD = 256
-"""The bytes after which a prefetched line is read, if there are several streams."""
 
 _LINE = 64
 """The bytes of a cache line."""
@@ -69,7 +66,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
         kind = FLOAT if step == 1 else ir.VectorType(FLOAT, step)
         if step > 1:
             factors = [[emit.splat(factor, step) for factor in row] for row in factors]
-        ahead = b.mul(of.stride, word(_DEEP)) if streams == 1 else word(_AHEAD // size)
+        ahead = b.mul(of.stride, word(_DEEP)) if streams == 1 else word(AHEAD // size)
         with emit.loop(begin, stop, step) as (j, _, _):
             if step > 1 and deep > 1:
                 later = b.add(j, ahead)
