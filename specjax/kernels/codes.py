@@ -228,10 +228,11 @@ class _Part(Beside):
             taken = b.call(emit.c("malloc"), [b.add(size, word(64))])
             address = emit.whole(b.add(b.ptrtoint(taken, WORD), word(63)), 64)
             self._arrange(b.inttoptr(address, FLOAT.as_pointer()))
-        # With few rows more outputs at once are more streams from memory.
-        few, most = (2, 6) if self.machine.registers >= 32 else (1, 2)
-        # The table of the codes of 4 bits takes registers, too.
-        outputs = (3 if self.coding.bits == 4 else 4) if self.machine.registers >= 32 else 2
+        # With few rows more outputs at once are more streams from memory.  The sums have registers,
+        # and the table of the codes of 4 bits takes some, too.
+        wide, narrow = self.machine.registers >= 32, self.coding.bits == 4
+        few, most = 2, 4 if narrow and not wide else 6
+        outputs = (3 if narrow else 4) if wide else 2
         some = b.icmp_signed("<=", self.rows, word(few))
         middle = b.select(some, self.last, self.first)
         emit.tiles(self.first, middle, 4, self.rows, few, self._tile)
