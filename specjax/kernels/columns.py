@@ -10,7 +10,7 @@ from llvmlite import ir
 
 from specjax.kernels.emitting import INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Form, Machine, Operands
-from specjax.kernels.halves import Halved, multiply, pairs, which
+from specjax.kernels.halves import Halved, multiply_half, pairs, which
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
 from specjax.kernels.sharing import part_of
@@ -102,13 +102,13 @@ class HalvedProduct(Product):
         return pairs(emit, emit.least(threads, worth))
 
     def function(self, module: ir.Module) -> ir.Function:
-        function, loops_of = self._begun(module, [WORD, WORD])
+        function, multiply = self._begun(module, [WORD, WORD])
         emit = Emitter(function)
         of, part, parts, (done, *_) = self._operands(emit)
         mine = which(emit, part, parts)
         share = share_of(emit, of.count, mine.share, mine.shares)
-        each = [Halved(loops_of, of, *share)]
-        multiply(emit, each, mine, done, word(0), self.machine.lanes)
+        each = [Halved(multiply, of, *share)]
+        multiply_half(emit, each, mine, done, word(0), self.machine.lanes)
         emit.b.ret_void()
         return function
 

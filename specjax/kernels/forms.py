@@ -23,10 +23,10 @@ class Machine:
 
     @property
     def streams(self) -> int:
-        """Returns how many runs of neighbouring rows of a matrix [in, out] are read side by side.
+        """Returns how many runs of neighbouring rows of a matrix are read side by side.
 
-        Processors with few vector registers are those with AVX2.  There two AMD cores read long
-        runs, four at a time, 1.3 to 2 times as fast as parts of neighbouring rows.
+        x86 processors with few vector registers lack AVX-512.  Two AMD cores with AVX2 read runs
+        1.3 to 1.5 times as fast as neighbouring rows, or parts of them.
         """
         return 4 if self.registers <= 16 else 1
 

@@ -54,7 +54,7 @@ class Halved:
     last: Value
 
 
-def multiply(
+def multiply_half(
     emit: Emitter, each: Sequence[Halved], part: Which, done: Value, before: Value, lanes: int
 ) -> None:
     """Writes the sums over one half, of products with the same rows.

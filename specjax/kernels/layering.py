@@ -33,7 +33,7 @@ from specjax.kernels.digits import Digits
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import FORMS, Machine, Operands
 from specjax.kernels.functions import exponential, tangent
-from specjax.kernels.halves import Halved, multiply, pairs, which
+from specjax.kernels.halves import Halved, multiply_half, pairs, which
 from specjax.kernels.layer_forms import MATRICES, LayersForm
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
@@ -223,7 +223,7 @@ class _Part:
         )
         of_layer = b.sdiv(parts, s.layers)
         layer, self.at = b.sdiv(part, of_layer), b.srem(part, of_layer)
-        self.before = b.sub(part, self.at)
+        self.before = self.begin = b.sub(part, self.at)  # of the layer, and of a phase
         self.own = b.gep(table, [b.mul(layer, word(sum(work.each)))])
         first = b.icmp_signed("==", layer, word(0))
         last = b.gep(self.of["streams"], [b.mul(b.sub(layer, word(1)), size)])
@@ -444,14 +444,14 @@ class _Part:
     def _halves(
         self, x: Value, inner: Value, each: Sequence[tuple[str, Value, Value]], part: Value
     ) -> None:
-        """Multiplies as `_products` with half of the inputs."""
+        """Multiplies as `_products`, with half of the inputs."""
         mine = which(self.emit, part, self.some)
         kind, products = FORMS[self.form.weight].weight, []
         for name, y, count in each:
             of = Operands(x, self.buffer(name, kind), y, self.rows, inner, inner, count, count)
             share = share_of(self.emit, count, mine.share, mine.shares)
             products.append(Halved(self.multiply, of, *share))
-        multiply(self.emit, products, mine, self.done, self.begin, self.lanes)
+        multiply_half(self.emit, products, mine, self.done, self.begin, self.lanes)
 
     def _product(
         self, x: Value, inner: Value, name: str, y: Value, count: Value, part: Value
@@ -545,10 +545,9 @@ class _Part:
 
     def _each_row(self, count: Value, part: Value, do: Callable[[Value, _Read], None]) -> None:
         """Writes `_each` for the columns of a part, in each row of [rows, count]."""
-        b = self.b
         if self.halved:
             mine = which(self.emit, part, self.some)
-            with b.if_then(mine.second):
+            with self.b.if_then(mine.second):
                 share = share_of(self.emit, count, mine.share, mine.shares)
                 self._each_of(count, share, do)
         else:
@@ -557,6 +556,7 @@ class _Part:
     def _each_of(
         self, count: Value, share: tuple[Value, Value], do: Callable[[Value, _Read], None]
     ) -> None:
+        """Writes `_each` for the columns of a share."""
         b, (first, last) = self.b, share
         with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
             begin = b.mul(row, count)

@@ -68,7 +68,6 @@ def _columns(
 def _few_columns(emit: Emitter, machine: Machine, of: Operands, first: Value, last: Value) -> None:
     """Sums the rows of the matrix in their order, so both loops give the same bits."""
     b = emit.b
-    streamed = machine.streams > 1
     small = b.icmp_signed("<=", of.rows, word(FEW))
     few, more = (
         dataclasses.replace(of, rows=b.select(small, *rows))
@@ -78,4 +77,8 @@ def _few_columns(emit: Emitter, machine: Machine, of: Operands, first: Value, la
     with emit.loop(first, last, at_once) as (start, _, _):
         end = emit.least(b.add(start, at_once), last)
         stream(emit, machine, few, start, end)
-        (multiply_panels if streamed else block)(emit, machine, more, start, end)
+        if machine.streams == 1:
+            block(emit, machine, more, start, end)
+        else:
+            with b.if_then(b.icmp_signed(">", more.rows, word(0))):
+                multiply_panels(emit, machine, more, start, end)

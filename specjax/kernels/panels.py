@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from specjax.kernels.emitting import FLOAT, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import Machine, Operands
 
 WIDEST, _DEEP = 1024, 64
 """The columns and the rows of the matrix that are copied at once, into the L2 cache."""
+
+_LINE = 64
+"""The bytes of a cache line."""
 
 _MOST = 6
 """The rows of x whose sums are in registers at once."""
@@ -28,10 +31,9 @@ def multiply_panels(
     panel, each = wide * lanes, _DEEP // streams
     run = b.sdiv(of.depth, word(streams))  # the rows of a stream
     whole = b.add(start, emit.whole(b.sub(end, start), panel))
-    with b.goto_entry_block():
-        held = b.alloca(ir.ArrayType(FLOAT, _DEEP * WIDEST))
-        held.align = 64
-        packed = b.bitcast(held, FLOAT.as_pointer())
+    taken = b.call(emit.c("malloc"), [word(4 * _DEEP * WIDEST + _LINE)])
+    address = emit.whole(b.add(b.ptrtoint(taken, WORD), word(_LINE - 1)), _LINE)
+    packed = b.inttoptr(address, FLOAT.as_pointer())
 
     def row_of(i: Value, stream: int) -> Value:
         return b.add(i, b.mul(run, word(stream)))
@@ -95,8 +97,7 @@ def multiply_panels(
     groups = emit.groups(of.rows, _MOST)
     with emit.loop(word(0), run, each) as (k, _, _):
         deep = emit.least(b.add(k, word(each)), run)
-        with b.if_then(b.icmp_signed(">", of.rows, word(0))):
-            copy(k, deep)
+        copy(k, deep)
         with emit.loop(start, whole, panel) as (j, _, _):
             for first, last, size in groups:
                 with emit.loop(first, last, size) as (m, _, _):
@@ -107,3 +108,4 @@ def multiply_panels(
                 one_by_one(row_of(i, stream), whole)
     with emit.loop(b.mul(run, word(streams)), of.depth, 1) as (row, _, _):
         one_by_one(row, start)
+    b.call(emit.c("free"), [taken])
