@@ -31,8 +31,9 @@ from specjax.kernels.coding import ALL, ROUNDED_ROWS
 from specjax.kernels.columns import share_of
 from specjax.kernels.digits import Digits
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
-from specjax.kernels.forms import FORMS, Machine
+from specjax.kernels.forms import FORMS, Machine, Operands
 from specjax.kernels.functions import exponential, tangent
+from specjax.kernels.halves import Halved, multiply_half, pairs, which
 from specjax.kernels.layer_forms import MATRICES, LayersForm
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
@@ -140,7 +141,17 @@ class Layers:
         b = emit.b
         worth = b.add(b.sdiv(self._of_phase(emit, s), word(_WORTH)), word(1))
         some = emit.least(worth, b.mul(threads, word(_SHARES)))
+        if self.halved:
+            some = pairs(emit, some)
         return some, self.attention.parts(emit, s.of_attention, emit.least(some, threads), worth)
+
+    @property
+    def halved(self) -> bool:
+        """Returns whether a part multiplies with half of the inputs; see `halves.py`.
+
+        What follows the products of a phase is done by the parts of the second half.
+        """
+        return not self.codes and FORMS[self.form.weight].by_columns and self.machine.halves == 2
 
     def _of_phase(self, emit: Emitter, s: Sizes) -> Value:
         b = emit.b
@@ -180,6 +191,7 @@ class _Part:
 
     def __init__(self, work: Layers, module: ir.Module, function: ir.Function) -> None:
         self.form, self.lanes, self.codes = work.form, work.machine.lanes, work.codes
+        self.halved = work.halved
         self.narrow_floats = work.form.dtype == "bfloat16"
         self.element = INT16 if self.narrow_floats else FLOAT  # of what a layer has for itself
         self.vector = ir.VectorType(FLOAT, self.lanes)
@@ -211,7 +223,7 @@ class _Part:
         )
         of_layer = b.sdiv(parts, s.layers)
         layer, self.at = b.sdiv(part, of_layer), b.srem(part, of_layer)
-        self.before = b.sub(part, self.at)
+        self.before = self.begin = b.sub(part, self.at)  # of the layer, and of a phase
         self.own = b.gep(table, [b.mul(layer, word(sum(work.each)))])
         first = b.icmp_signed("==", layer, word(0))
         last = b.gep(self.of["streams"], [b.mul(b.sub(layer, word(1)), size)])
@@ -242,7 +254,8 @@ class _Part:
             mine = b.icmp_signed("<", self.at, end)
             mine = b.and_(mine, b.icmp_signed(">=", self.at, begin))
             with b.if_then(mine):
-                wait_for(self.emit, self.done, b.add(self.before, begin))
+                self.begin = b.add(self.before, begin)
+                wait_for(self.emit, self.done, self.begin)
                 phase(b.sub(self.at, begin))
             begin = end
         b.ret_void()
@@ -410,6 +423,9 @@ class _Part:
           each: the name of each matrix, the address of its products, and its columns.
           part: the number of the part.
         """
+        if self.halved:
+            self._halves(x, inner, each, part)
+            return
         b, made, memory = self.b, None, None
         for name, y, count in each:
             work, source = self.codes.get(name), x
@@ -424,6 +440,18 @@ class _Part:
             self._product(source, inner, name, y, count, part)
         if memory is not None:
             b.call(self.emit.c("free"), [memory])
+
+    def _halves(
+        self, x: Value, inner: Value, each: Sequence[tuple[str, Value, Value]], part: Value
+    ) -> None:
+        """Multiplies as `_products`, with half of the inputs."""
+        mine = which(self.emit, part, self.some)
+        kind, products = FORMS[self.form.weight].weight, []
+        for name, y, count in each:
+            of = Operands(x, self.buffer(name, kind), y, self.rows, inner, inner, count, count)
+            share = share_of(self.emit, count, mine.share, mine.shares)
+            products.append(Halved(self.multiply, of, *share))
+        multiply_half(self.emit, products, mine, self.done, self.begin, self.lanes)
 
     def _product(
         self, x: Value, inner: Value, name: str, y: Value, count: Value, part: Value
@@ -442,7 +470,7 @@ class _Part:
             return
         share = share_of(self.emit, count, part, self.some)
         matrix = self.buffer(name, FORMS[self.form.weight].weight)
-        b.call(self.multiply, [x, matrix, y, *share, self.rows, inner, count, count])
+        b.call(self.multiply, [x, matrix, y, *share, self.rows, inner, inner, count, count])
         if self.narrow_floats:
             with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
                 begin = b.mul(row, count)
@@ -517,8 +545,19 @@ class _Part:
 
     def _each_row(self, count: Value, part: Value, do: Callable[[Value, _Read], None]) -> None:
         """Writes `_each` for the columns of a part, in each row of [rows, count]."""
-        b = self.b
-        first, last = share_of(self.emit, count, part, self.some)
+        if self.halved:
+            mine = which(self.emit, part, self.some)
+            with self.b.if_then(mine.second):
+                share = share_of(self.emit, count, mine.share, mine.shares)
+                self._each_of(count, share, do)
+        else:
+            self._each_of(count, share_of(self.emit, count, part, self.some), do)
+
+    def _each_of(
+        self, count: Value, share: tuple[Value, Value], do: Callable[[Value, _Read], None]
+    ) -> None:
+        """Writes `_each` for the columns of a share."""
+        b, (first, last) = self.b, share
         with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
             begin = b.mul(row, count)
             self._each(b.add(begin, first), b.add(begin, last), do)
