@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from specjax.kernels.emitting import FLOAT, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, Emitter, Value, word
 from specjax.kernels.forms import Machine, Operands
 
 _DEEP = 16
@@ -126,9 +126,5 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
     at_once = b.select(panels, word(panel), b.add(b.sub(end, start), word(1)))
     with emit.loop(start, end, at_once) as (left, _, _):
         right = emit.least(b.add(left, at_once), end)
-        with emit.loop(word(0), of.rows, 1) as (m, _, _):
-            place = b.gep(of.y, [b.mul(m, of.count)])
-            with emit.loop(left, right, 1) as (j, _, _):
-                emit.write(zeros(FLOAT), place, j, 4)
         with emit.loop(word(0), of.depth, depth) as (k, _, _):
             columns(k, emit.least(b.add(k, depth), of.depth), left, right)

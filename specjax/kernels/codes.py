@@ -228,8 +228,8 @@ class _Part(Beside):
             taken = b.call(emit.c("malloc"), [b.add(size, word(64))])
             address = emit.whole(b.add(b.ptrtoint(taken, WORD), word(63)), 64)
             self._arrange(b.inttoptr(address, FLOAT.as_pointer()))
-        # With few rows more outputs at once are more streams from memory.  The sums have registers,
-        # and the table of the codes of 4 bits takes some, too.
+        # With few rows more outputs pass at once, since each is read from another place in memory.
+        # Registers hold the sums, and the table of the codes of 4 bits.
         wide, narrow = self.machine.registers >= 32, self.coding.bits == 4
         few, most = 2, 4 if narrow and not wide else 6
         outputs = (3 if narrow else 4) if wide else 2

@@ -57,7 +57,7 @@ class Product:
         return (loops(self.form, self.machine),)
 
     def function(self, module: ir.Module) -> ir.Function:
-        function, multiply = self._begun(module, [])
+        function, multiply = self._begun(module)
         emit = Emitter(function)
         of, part, parts, _ = self._operands(emit)
         share = share_of(emit, of.count, part, parts)
@@ -67,19 +67,19 @@ class Product:
         return function
 
     def _begun(
-        self, module: ir.Module, others: Sequence[ir.Type]
+        self, module: ir.Module, addresses: Sequence[ir.Type] = (), words: int = 0
     ) -> tuple[ir.Function, ir.Function]:
-        """Declares the function of a part, with `others` before its part, and the loops."""
+        """Declares the loops and the function of a part, which gets more before its part."""
         (piece,) = self.pieces
         multiply = piece.declare(module)
         arguments: Any = multiply.args[:3]
         places = [each.type.pointee for each in arguments]
         if self.stacked:
             places.insert(2, INT32)
-        return part_of(module, self.name, [*places, *others], 7 + len(others) // 2), multiply
+        return part_of(module, self.name, [*places, *addresses], 7 + words), multiply
 
     def _operands(self, emit: Emitter) -> tuple[Operands, Value, Value, Sequence[Value]]:
-        """Returns the operands of the product, the part and how many there are, and `others`."""
+        """Returns the operands of the product, the part, how many there are, and what is more."""
         b = emit.b
         x, w, *chosen = b.function.args[: self.buffers - 1]
         y, *others, part, parts, rows, tokens, inner, stride, count = b.function.args[
@@ -102,7 +102,7 @@ class HalvedProduct(Product):
         return pairs(emit, emit.least(threads, worth))
 
     def function(self, module: ir.Module) -> ir.Function:
-        function, multiply = self._begun(module, [WORD, WORD])
+        function, multiply = self._begun(module, [WORD, WORD], 1)
         emit = Emitter(function)
         of, part, parts, (done, *_) = self._operands(emit)
         mine = which(emit, part, parts)

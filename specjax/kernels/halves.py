@@ -1,8 +1,8 @@
 """Products of few rows with a matrix [in, out], as sums of the products with its two halves.
 
-A half is one piece of memory, and on some processors two threads that read a half each are faster
-than two that read half of each row (`Machine.halves`).  The parts of the first halves come first;
-those of the second wait for them and add both sums.
+The rows of a half lie side by side in memory.  On some processors two threads are faster if each
+reads one half than if each reads half of every row (`Machine.halves`).  The parts that multiply the
+first half come first; the parts of the second half wait for them and add both sums.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from specjax.kernels.emitting import FLOAT, Emitter, Value, word
+from specjax.kernels.emitting import FLOAT, Emitter, Read, Value, word
 from specjax.kernels.forms import Operands
 from specjax.kernels.sharing import wait_for
 
@@ -85,8 +85,12 @@ def multiply_half(
             for product, (taken, sums, width) in zip(each, held, strict=True):
                 with emit.loop(word(0), product.of.rows, 1) as (row, _, _):
                     begin = b.add(b.mul(row, product.of.count), product.first)
-                    y = b.gep(product.of.y, [begin])
-                    _add(emit, y, b.gep(sums, [b.mul(row, width)]), width, lanes)
+                    y, more = b.gep(product.of.y, [begin]), b.gep(sums, [b.mul(row, width)])
+
+                    def add(i: Value, read: Read, y: Value = y, more: Value = more) -> None:
+                        emit.write(b.fadd(read(y, i), read(more, i)), y, i, 4)
+
+                    emit.each(word(0), width, lanes, add)
                 b.call(emit.c("free"), [taken])
 
 
@@ -100,13 +104,3 @@ def _multiply(emit: Emitter, product: Halved, second: Value, y: Value, pitch: Va
     columns = word(0), b.sub(product.last, product.first)
     sizes = of.rows, depth, of.inner, of.stride, pitch
     b.call(product.multiply, [b.gep(of.x, [start]), w, y, *columns, *sizes])
-
-
-def _add(emit: Emitter, y: Value, x: Value, count: Value, lanes: int) -> None:
-    """Adds numbers at x to those at y."""
-    whole = emit.whole(count, lanes)
-    for start, stop, step in ((word(0), whole, lanes), (whole, count, 1)):
-        kind = FLOAT if step == 1 else ir.VectorType(FLOAT, step)
-        with emit.loop(start, stop, step) as (i, _, _):
-            total = emit.b.fadd(emit.read(y, i, kind, 4), emit.read(x, i, kind, 4))
-            emit.write(total, y, i, 4)

@@ -30,7 +30,18 @@ from specjax.kernels.codes import Codes
 from specjax.kernels.coding import ALL, ROUNDED_ROWS
 from specjax.kernels.columns import share_of
 from specjax.kernels.digits import Digits
-from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import (
+    FLOAT,
+    INT8,
+    INT16,
+    INT32,
+    WORD,
+    Emitter,
+    Read,
+    Value,
+    word,
+    zeros,
+)
 from specjax.kernels.forms import FORMS, Machine, Operands
 from specjax.kernels.functions import exponential, tangent
 from specjax.kernels.halves import Halved, multiply_half, pairs, which
@@ -38,8 +49,6 @@ from specjax.kernels.layer_forms import MATRICES, LayersForm
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
 from specjax.kernels.sharing import part_of, wait_for
-
-_Read = Callable[[Value, Value], Value]
 
 PHASES = 5
 _SHARES = 1
@@ -149,7 +158,7 @@ class Layers:
     def halved(self) -> bool:
         """Returns whether a part multiplies with half of the inputs; see `halves.py`.
 
-        What follows the products of a phase is done by the parts of the second half.
+        Then the parts of the second half also compute what follows the products of a phase.
         """
         return not self.codes and FORMS[self.form.weight].by_columns and self.machine.halves == 2
 
@@ -338,7 +347,7 @@ class _Part:
         dim = word(form.dim)
         bias = b.gep(self.buffer(f"{name}_bias"), [b.mul(head, dim)]) if form.biased else None
 
-        def begin(i: Value, read: _Read) -> None:
+        def begin(i: Value, read: Read) -> None:
             x = read(held, i)
             emit.write(x if bias is None else self.kept(b.fadd(x, read(bias, i))), self.head, i, 4)
 
@@ -353,7 +362,7 @@ class _Part:
             b.gep(self.of[table], [b.mul(number, half)]) for table in ("cosines", "sines")
         )
 
-        def turn(i: Value, read: _Read) -> None:
+        def turn(i: Value, read: Read) -> None:
             other = b.add(i, half)
             first, second, cosine, sine = (
                 read(*at) for at in ((self.head, i), (self.head, other), (cosines, i), (sines, i))
@@ -367,7 +376,7 @@ class _Part:
         self._copy(self.head, place)
 
     def _copy(self, source: Value, place: Value) -> None:
-        def one(i: Value, read: _Read) -> None:
+        def one(i: Value, read: Read) -> None:
             value = read(source, i)
             if place.type.pointee == INT16:
                 self.emit.write(self.emit.narrowed(value), place, i, 2)
@@ -391,7 +400,7 @@ class _Part:
         self._products(read, s.embed, [("gate", inner, s.inner), ("up", up, s.inner)], part)
         b.call(emit.c("free"), [taken])
 
-        def activate(i: Value, read: _Read) -> None:
+        def activate(i: Value, read: Read) -> None:
             active = b.fmul(self._activated(read(inner, i)), read(up, i))
             emit.write(self.kept(active), inner, i, 4)
 
@@ -406,7 +415,7 @@ class _Part:
     def _add(self, x: Value, y: Value, part: Value, kept: Callable[[Value], Value]) -> None:
         """Adds columns of x to y; `kept` rounds x and the sum."""
 
-        def add(i: Value, read: _Read) -> None:
+        def add(i: Value, read: Read) -> None:
             self.emit.write(kept(self.b.fadd(kept(read(x, i)), read(y, i))), y, i, 4)
 
         self._each_row(self.s.embed, part, add)
@@ -503,7 +512,7 @@ class _Part:
         mean = b.fadd(b.fdiv(total[0], b.sitofp(size, FLOAT)), self.eps)
         factor = b.fdiv(ir.Constant(FLOAT, 1.0), emit.root(mean))
 
-        def scale(i: Value, read: _Read) -> None:
+        def scale(i: Value, read: Read) -> None:
             value = read(x, i)
             normed = b.fmul(value, self._like(factor, value))
             if self.narrow_floats:  # Llama rounds before the product with the weight, Gemma after
@@ -543,7 +552,7 @@ class _Part:
     def _like(self, number: Value, value: Value) -> Value:
         return number if value.type == FLOAT else self.emit.splat(number, self.lanes)
 
-    def _each_row(self, count: Value, part: Value, do: Callable[[Value, _Read], None]) -> None:
+    def _each_row(self, count: Value, part: Value, do: Callable[[Value, Read], None]) -> None:
         """Writes `_each` for the columns of a part, in each row of [rows, count]."""
         if self.halved:
             mine = which(self.emit, part, self.some)
@@ -554,7 +563,7 @@ class _Part:
             self._each_of(count, share_of(self.emit, count, part, self.some), do)
 
     def _each_of(
-        self, count: Value, share: tuple[Value, Value], do: Callable[[Value, _Read], None]
+        self, count: Value, share: tuple[Value, Value], do: Callable[[Value, Read], None]
     ) -> None:
         """Writes `_each` for the columns of a share."""
         b, (first, last) = self.b, share
@@ -562,14 +571,5 @@ class _Part:
             begin = b.mul(row, count)
             self._each(b.add(begin, first), b.add(begin, last), do)
 
-    def _each(self, start: Value, stop: Value, do: Callable[[Value, _Read], None]) -> None:
-        """Writes `do` for range(start, stop), as vectors and then as the numbers that are left.
-
-        `do` gets an index, and a function that reads at an address and an index.
-        """
-        emit, b = self.emit, self.b
-        end = b.add(start, emit.whole(b.sub(stop, start), self.lanes))
-        for low, high, kind, step in ((start, end, self.vector, self.lanes), (end, stop, FLOAT, 1)):
-            with emit.loop(low, high, step) as (i, _, _):
-                many = None if kind == FLOAT else self.lanes
-                do(i, lambda base, at, many=many: emit.weights(base, at, many))
+    def _each(self, start: Value, stop: Value, do: Callable[[Value, Read], None]) -> None:
+        self.emit.each(start, stop, self.lanes, do)

@@ -13,9 +13,9 @@ from llvmlite import ir
 
 from specjax.kernels.blocks import block
 from specjax.kernels.dots import dots
-from specjax.kernels.emitting import WORD, Emitter, Value, word
+from specjax.kernels.emitting import FLOAT, WORD, Emitter, Value, word, zeros
 from specjax.kernels.forms import FORMS, Form, Machine, Operands
-from specjax.kernels.panels import WIDEST, multiply_panels
+from specjax.kernels.panels import TILE, multiply_panels
 from specjax.kernels.pieces import Piece
 from specjax.kernels.streaming import FEW, stream, widest
 from specjax.kernels.tile_dots import tile_dots
@@ -73,10 +73,14 @@ def _few_columns(emit: Emitter, machine: Machine, of: Operands, first: Value, la
         dataclasses.replace(of, rows=b.select(small, *rows))
         for rows in ((of.rows, word(0)), (word(0), of.rows))
     )
-    at_once = b.select(small, word(widest(machine)), word(WIDEST))
+    at_once = b.select(small, word(widest(machine)), word(TILE))
     with emit.loop(first, last, at_once) as (start, _, _):
         end = emit.least(b.add(start, at_once), last)
         stream(emit, machine, few, start, end)
+        with emit.loop(word(0), more.rows, 1) as (m, _, _):
+            place = b.gep(of.y, [b.mul(m, of.count)])
+            with emit.loop(start, end, 1) as (j, _, _):
+                emit.write(zeros(FLOAT), place, j, 4)
         if machine.streams == 1:
             block(emit, machine, more, start, end)
         else:

@@ -1,9 +1,9 @@
 """The order in which a product reads the rows of a matrix.
 
-With several streams the rows are as many runs of neighbours, and the next row of each run is read
-in turn; the rows that are left come last.  Of a matrix [in, out] the terms of a sum are added in
-this order, which every loop keeps, so that a token has the same bits in passes over few tokens and
-over many.
+The rows are divided into as many runs as there are streams (`Machine.streams`).  One row of each
+run is read, then the next row of each, and the rows that are left over come last.  Of a matrix
+[in, out] the terms of a sum are added in this order.  Every loop keeps it, so that a token has the
+same bits in passes over few tokens and over many.
 """
 
 from __future__ import annotations

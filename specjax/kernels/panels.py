@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from specjax.kernels.emitting import FLOAT, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, WORD, Emitter, Read, Value, word
 from specjax.kernels.forms import Machine, Operands
 
-WIDEST, _DEEP = 1024, 64
-"""The columns and the rows of the matrix that are copied at once, into the L2 cache."""
+TILE, _DEEP = 1024, 64
+"""The most columns and rows of the matrix that are copied at once, into the L2 cache."""
 
 _LINE = 64
 """The bytes of a cache line."""
@@ -22,16 +22,16 @@ def multiply_panels(
 ) -> None:
     """Multiplies many rows of x, for which most of the time goes into multiplying.
 
-    Some rows of the matrix are copied, from each stream the same number, so that panels of a few
-    columns lie side by side in a cache, in float32.  Then the sums of a group of rows of x stay in
-    registers while a panel passes.  A sum gets its terms in the order of `orders.py`.
+    The same number of rows from each stream of the matrix is copied to a cache, in float32, as
+    panels: the numbers of a few columns lie side by side.  Then the sums of a group of rows of x
+    stay in registers while a panel passes.  They are added to y, in the order of `orders.py`.
     """
     b, lanes, streams = emit.b, machine.lanes, machine.streams
     vector, wide = ir.VectorType(FLOAT, lanes), 2
     panel, each = wide * lanes, _DEEP // streams
     run = b.sdiv(of.depth, word(streams))  # the rows of a stream
     whole = b.add(start, emit.whole(b.sub(end, start), panel))
-    taken = b.call(emit.c("malloc"), [word(4 * _DEEP * WIDEST + _LINE)])
+    taken = b.call(emit.c("malloc"), [word(4 * _DEEP * TILE + _LINE)])
     address = emit.whole(b.add(b.ptrtoint(taken, WORD), word(_LINE - 1)), _LINE)
     packed = b.inttoptr(address, FLOAT.as_pointer())
 
@@ -77,23 +77,18 @@ def multiply_panels(
 
     def one_by_one(row: Value, begin: Value) -> None:
         """Adds a row of the matrix to the sums of columns [begin, end)."""
-        middle = b.add(begin, emit.whole(b.sub(end, begin), lanes))
         weights = b.gep(of.w, [b.mul(row, of.stride)])
         with emit.loop(word(0), of.rows, 1) as (m, _, _):
             y = b.gep(of.y, [b.mul(m, of.count)])
             factor = emit.read(of.x, b.add(b.mul(m, of.inner), row), FLOAT, 4)
-            for first, last, width in ((begin, middle, lanes), (middle, end, 1)):
-                kind, length = (vector, lanes) if width > 1 else (FLOAT, None)
-                many = emit.splat(factor, lanes) if width > 1 else factor
-                with emit.loop(first, last, width) as (j, _, _):
-                    total = emit.read(y, j, kind, 4)
-                    weight = emit.weights(weights, j, length)
-                    emit.write(emit.multiply_add(many, weight, total), y, j, 4)
 
-    with emit.loop(word(0), of.rows, 1) as (m, _, _):
-        place = b.gep(of.y, [b.mul(m, of.count)])
-        with emit.loop(start, end, 1) as (j, _, _):
-            emit.write(zeros(FLOAT), place, j, 4)
+            def add_one(j: Value, read: Read, y: Value = y, factor: Value = factor) -> None:
+                weight, total = read(weights, j), read(y, j)
+                many = factor if total.type == FLOAT else emit.splat(factor, lanes)
+                emit.write(emit.multiply_add(many, weight, total), y, j, 4)
+
+            emit.each(begin, end, lanes, add_one)
+
     groups = emit.groups(of.rows, _MOST)
     with emit.loop(word(0), run, each) as (k, _, _):
         deep = emit.least(b.add(k, word(each)), run)

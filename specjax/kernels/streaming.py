@@ -13,11 +13,11 @@ from specjax.kernels.orders import AHEAD, row_at
 FEW = 6
 """The most rows for which reading the matrix takes longer than multiplying.
 
-Their sums of a few columns fit the registers of each processor.
+The registers of every processor hold the sums of so many rows for a few columns.
 """
 
-WIDEST = 2048
-"""The most columns that have room for their sums."""
+_WIDEST = 2048
+"""The most columns for whose sums there is memory."""
 
 _DEEP = 8
 """The rows of a single stream that pass at once; a prefetched one is read so many rows later."""
@@ -28,21 +28,21 @@ _LINE = 64
 
 def widest(machine: Machine) -> int:
     """Returns the most columns whose sums stay in a cache while all rows of the matrix pass."""
-    return 1024 if machine.streams == 1 else WIDEST
+    return 1024 if machine.streams == 1 else _WIDEST
 
 
 def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
-    """Multiplies up to `FEW` rows of x with up to `WIDEST` columns of the matrix.
+    """Multiplies up to `FEW` rows of x with as many columns as `widest` says.
 
-    Most of the time goes into reading the matrix, and memory is fastest when neighbouring columns
-    are read one after the other.  So all columns of a few rows of the matrix pass at once, and the
-    sums are read and written again each time.  Meanwhile what comes next is prefetched.  The last
+    Most of the time goes into reading the matrix.  Memory is fastest when neighbouring columns are
+    read one after the other.  So all columns of a few rows of the matrix pass at once, and the sums
+    are read and written again each time.  Meanwhile what comes next is prefetched.  The last
     rows and columns, too few for vectors, are multiplied with one row of x at a time.
     """
     b, lanes, streams = emit.b, machine.lanes, machine.streams
     size = 4 if of.w.type.pointee == FLOAT else 2
     depth, at_once = (_DEEP, lanes) if streams == 1 else (streams, 2 * lanes)
-    pitch = WIDEST + _LINE // 4  # rows of powers of two would share few places of the L1 cache
+    pitch = _WIDEST + _LINE // 4  # rows of powers of two would share few places of the L1 cache
     with b.goto_entry_block():
         room = b.alloca(ir.ArrayType(FLOAT, FEW * pitch))
         room.align = _LINE
