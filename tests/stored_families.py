@@ -31,12 +31,10 @@ class StoredFamilies:
     """The laws of some groups of families."""
 
     GROUPS: tuple[str, ...]
-    ROUNDING = 1e-5
-    """How far numbers may be apart, over the largest of them."""
 
     def test_logits_and_features(self, case):
-        """Logits differ by at most `ROUNDING` of their size, and tap i is the input of layer i,
-        within the same bound; windows and long positions are reached."""
+        """Logits differ by at most 1e-5 of their size, and tap i is the input of layer i, within
+        the same bound; windows and long positions are reached."""
         loaded = specjax.load(small_families.folder(case))
         arrays = small_families.stored()[1]
         logits, states = arrays[f"{case}: logits"], arrays[f"{case}: states"]
@@ -49,11 +47,9 @@ class StoredFamilies:
             return out.logits[0], out.features[0]
 
         found, features = (np.asarray(x)[places] for x in read(loaded.params))
-        np.testing.assert_allclose(found, logits, rtol=0, atol=self.ROUNDING * np.abs(logits).max())
+        np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5 * np.abs(logits).max())
         wanted = states.swapaxes(0, 1).reshape(len(places), -1)
-        np.testing.assert_allclose(
-            features, wanted, rtol=0, atol=self.ROUNDING * np.abs(wanted).max()
-        )
+        np.testing.assert_allclose(features, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
     def test_what_is_written_is_read_again(self, case, tmp_path):
         """A saved copy is the same model, bit for bit, with all tensors under their names."""
