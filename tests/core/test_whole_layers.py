@@ -181,7 +181,7 @@ def shapes(weights: str) -> list[tuple[int, int]]:
     if WEIGHTS[weights] is None and weights != "int8":
         most = kernels.most_rows(kind)
     else:
-        most = 128 if available.lanes() >= 16 else 16
+        most = {8: 64, 16: 128}.get(available.lanes(), 16)
     return [shape for shape in SHAPES if math.prod(shape) <= most]
 
 
