@@ -7,7 +7,7 @@
 A mutant is a change of one place in one file: a comparison, an operator, a number, a sign, a
 condition, or a line that is left out.  Each mutant has a process of its own, which runs tests until
 one fails.  All mutants first meet some tests that ran their line, if `python -m tests.covered` has
-written which these are.  Those that are left meet the files of core that `TESTS` names for their
+written which these are.  Those that are left meet the files that `TESTS` names for their
 room, but those that never run their line.  In the end the tests that found mutants run once more
 without any, and a test that fails then has found nothing.
 
@@ -90,8 +90,8 @@ TESTS: dict[str, str] = {
     "constraints/automaton": "grammar constraint guided constraint_laws",
     "constraints/": "schemas grammar constraint guided",
 }
-"""The files of core that know a room, the cheapest first; the longest prefix counts.  After a colon
-stand the words of the names of its tests, for `-k`: a pair of the laws, for example."""
+"""The files of tests that know a room, the cheapest first; the longest prefix counts.  After a
+colon stand the words of the names of its tests, for `-k`: a pair of the laws, for example."""
 
 SWAPPED = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -332,11 +332,12 @@ def whole(mutant: Mutant) -> list[list[str]]:
     runs = []
     for entry in TESTS[found].split():
         name, _, words = entry.partition(":")
-        file = f"tests/core/test_{name}.py"
+        (path,) = (ROOT / "tests").glob(f"*/test_{name}.py")
+        file = str(path.relative_to(ROOT))
         if file in covered.measured() and file not in ran:
             continue
         chosen = ["-k", words.replace("&", " and ")] if words else []
-        runs.append([*chosen, str(ROOT / file)])
+        runs.append([*chosen, str(path)])
     return runs
 
 

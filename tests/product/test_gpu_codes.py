@@ -21,7 +21,7 @@ KINDS = (
     "fp8-partial-blocks", "fp8-one-scale", "float-outputs", "int8-groups", "int8-zeros",
     "int4-zeros", "nvfp4", "mxfp4", "awq", "gptq-act-order", "gptq-int8-zeros",
 )  # fmt: skip
-"""One case of each layout: tests/core/test_packed.py has the numbers of all."""
+"""One case of each layout: `test_packed.py` has the numbers of all."""
 
 BY_INPUT = ((1,), (0,)), ((), ())
 
