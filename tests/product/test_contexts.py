@@ -18,6 +18,8 @@ from specjax.proposers import Adaptive
 from specjax.serve import Engine
 from specjax.tuning import Learned, calibrate
 
+pytestmark = pytest.mark.xdist_group("contexts")  # a tenth takes all of them, or none
+
 MOST = 20
 """The longest text in which drafts pay: they cost nothing there, and nine passes above."""
 CHEAP, DEAR = (1.0, 1.0, 1.0, 1.0, 1.0), (1.0, 9.0, 9.0, 9.0, 9.0)

@@ -8,6 +8,8 @@ from latent_model import CAPACITY, EOS, ROWS, VOCAB, close, model, read, tokens,
 
 import specjax
 
+pytestmark = pytest.mark.xdist_group("latent decoding")  # a tenth takes all of them, or none
+
 
 def test_a_tree_is_its_chains():
     """Every node has the logits of its chain, and after the commit of a path the text goes on."""

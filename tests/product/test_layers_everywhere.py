@@ -41,19 +41,25 @@ PAGED = [(*kind, page) for kind in KINDS for page in (16, 48, 128)]
 PAGED = [kind for kind in PAGED if kind[1] == "float32" or kind[2] == 48]
 
 
-@pytest.mark.parametrize(("name", "weights"), KINDS)
+def grouped(cases: list[tuple[Any, ...]]) -> list[Any]:
+    """Returns cases of which a tenth takes all of a network, or none."""
+    group = pytest.mark.xdist_group
+    return [pytest.param(*case, marks=group(f"layers-{case[0]}-{case[1]}")) for case in cases]
+
+
+@pytest.mark.parametrize(("name", "weights"), grouped(KINDS))
 def test_numbers_are_those_of_the_layers_one_by_one(
     name: str, weights: str, monkeypatch: pytest.MonkeyPatch
 ):
     networks.numbers_agree(name, weights, monkeypatch)
 
 
-@pytest.mark.parametrize(("name", "weights"), FEWER)
+@pytest.mark.parametrize(("name", "weights"), grouped(FEWER))
 def test_the_bits_of_a_token_depend_on_its_row_alone(name: str, weights: str):
     networks.bits_depend_on_the_row_alone(name, weights)
 
 
-@pytest.mark.parametrize(("name", "weights", "page"), PAGED)
+@pytest.mark.parametrize(("name", "weights", "page"), grouped(PAGED))
 def test_pages_have_the_bits_of_slots(name: str, weights: str, page: int):
     networks.pages_have_the_bits_of_slots(name, weights, page)
 

@@ -14,6 +14,8 @@ from specjax.proposers import RESTS, Adaptive
 from specjax.proposers.adaptive.rest import LONGEST, Rest
 from specjax.types import ABSENT
 
+pytestmark = pytest.mark.xdist_group("rest")  # a tenth takes all of them, or none
+
 ROWS = 2
 
 

@@ -17,6 +17,8 @@ from specjax.caches import CACHE_DTYPES, KVCache, as_read, stored
 from specjax.models import LanguageModel
 from specjax.serve import Engine
 
+pytestmark = pytest.mark.xdist_group("rounded cache")  # a tenth takes all of them, or none
+
 
 @functools.cache
 def target(name: str | None) -> LanguageModel:

@@ -23,6 +23,8 @@ from specjax.models import LanguageModel
 from specjax.serve import Delivered, Disagreement, Engine, Increment, Served
 from specjax.serve.identity import model_hash, tokens_hash
 
+pytestmark = pytest.mark.xdist_group("serve resume")  # a tenth takes all of them, or none
+
 
 @functools.cache
 def texts() -> dict[str, list[Served]]:
