@@ -47,7 +47,7 @@ DRAWS = [name for name in TOGETHER if name not in STEPS]
 ALONE = [name for name, case in FAULTS.items() if not case.shares]
 TARGETS = [name for name in ALONE if FAULTS[name].target is not audit_campaign.NET]
 OTHERS = [name for name in ALONE if name not in TARGETS]
-"""The faults by what they share; each list is a file of tests."""
+"""The faults by what they share; each list has a file of tests."""
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Small networks whose layers have a kernel, and the laws of that kernel.
 
-Sizes and forms that meet all of it; `read` gives rows that have read prompts of other lengths.
+`CONFIGS` has the forms of layers, and `WEIGHTS` those of weights.  `read` makes a cache whose rows
+have read prompts of different lengths.
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ def in_pages(cache: KVCache, page: int) -> PagedCache:
 
 
 def pages_have_the_bits_of_slots(name: str, weights: str, page: int) -> None:
-    """Of a prompt too, where XLA attends in the last layer, keys and values have."""
+    """For a prompt, where XLA attends in the last layer, keys and values have the same bits."""
     if not takes(weights):
         return  # `numbers_agree` says that the kernel is not used
     params, run = network(name, weights)[1], known(name, weights)

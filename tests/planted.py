@@ -19,8 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 import pytest
 
 TESTS = pathlib.Path(__file__).resolve().parent
-TIERS = "core", "product"
-sys.path[:0] = [str(TESTS), *(str(TESTS / tier) for tier in TIERS)]
+sys.path[:0] = [str(TESTS), str(TESTS / "core"), str(TESTS / "product")]
 
 
 def _auditor() -> Collection[str]:
@@ -144,9 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     suites = {name: suite for name, suite in SUITES.items() if name in (asked.only or SUITES)}
     plugin = Planted(suites)
-    folders = [TESTS / tier for tier in TIERS]
-    asked_for = [file for suite in suites.values() for file in suite.files]
-    files = [str(p / f) for f in asked_for for p in folders if (p / f).exists()]
+    names = [name for suite in suites.values() for name in suite.files]
+    files = [str(path) for name in names for path in TESTS.glob(f"*/{name}")]
     options = ["-n", "0", "-p", "no:cacheprovider", "--no-header", "--no-summary", "-m", ""]
     status = pytest.main([*options, *files], plugins=[plugin])
     wanted = {

@@ -180,7 +180,7 @@ def test_options_come_back_from_every_way_to_write_them(cls):
     command line overrides."""
     different = 0
 
-    @law(12)
+    @law(30)
     @given(options_of(cls))
     def check(options):
         nonlocal different
@@ -204,4 +204,4 @@ def test_options_come_back_from_every_way_to_write_them(cls):
         different += len(values)
 
     check()
-    assert different > 12
+    assert different > 60

@@ -6,14 +6,13 @@ from tiers import BUDGETS, COSTS, HERE
 
 COST = json.loads(COSTS.read_text())
 FILES = {path.name for path in (HERE / "core").glob("test_*.py")}
-CURE = "pytest -n 0 --write-costs tests/core/{0}"
 
 
 def test_every_file_of_core_has_a_cost():
     """The laws over tables have groups of their own, which share programs."""
     for name in FILES:
         written = name in COST or name.startswith("test_laws_")
-        assert written, f"{name} has no cost: {CURE.format(name)}"
+        assert written, f"no cost: run pytest -n 0 --write-costs tests/core/{name}"
 
 
 def test_costs_are_of_files_that_exist():

@@ -1,6 +1,7 @@
 """The kernel of whole layers beside the layers one by one.
 
-`tests/product/test_layers_everywhere.py` has all forms of layers and of weights."""
+`tests/product/test_layers_everywhere.py` has all forms of layers and of weights.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from specjax.kernels import available, layer_calls
 from specjax.models import Transformer, cpu_attend, cpu_dot_general
 
 KINDS = [("plain", "float32"), ("biased", "int8"), ("capped", "bfloat16"), ("plain", "codes")]
-"""Each form of layers and of weights in one case."""
+"""Three forms of layers, and four of weights."""
 
 
 @pytest.mark.parametrize(("name", "weights"), KINDS)

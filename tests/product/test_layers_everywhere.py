@@ -23,7 +23,7 @@ from layer_networks import (
     read,
     takes,
     tree,
-)  # fmt: skip
+)
 
 from specjax.caches import places
 from specjax.kernels import available, calling

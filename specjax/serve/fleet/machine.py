@@ -41,8 +41,8 @@ def joined(actors: int, cpus: float, resources: Mapping[str, float]) -> Iterator
     all_of_them = needs(cpus, {name: actors * count for name, count in resources.items()})
     # Ray counts cores and does not bind to them, so a small machine may claim to have more.
     all_of_them["num_cpus"] = max(os.cpu_count() or 1, int(actors * cpus + 2))
-    # Without an address Ray would join whatever cluster was started last in this machine, also one
-    # that was killed since.
+    # Without an address Ray would join the cluster that was started last on this machine, even if
+    # it has been killed.
     ray.init(address="local", include_dashboard=False, log_to_driver=False, **all_of_them)
     try:
         yield True
