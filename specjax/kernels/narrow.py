@@ -21,7 +21,8 @@ XLA would write them in float32 first.
 
 _PANELS, FEW_PROCESSORS = 128, 8
 """The most rows whose numbers are float32, on so many processors.  On two, products of 64 and 128
-rows took 0.7 to 1.0 of XLA's time, and XLA's may spread over many better.
+rows took 0.7 to 1.0 of XLA's time, and XLA's may spread over many better.  With vectors of 8
+numbers it holds in bfloat16 too: passes of 32, 64 and 128 rows took 0.65, 0.74 and 0.86.
 """
 
 _UNMEASURED = 16
@@ -62,7 +63,8 @@ def widens_columns() -> bool:
 def most_rows(dtype: str) -> int:
     """Returns the most rows for weights of this dtype, on this processor."""
     lanes = available.lanes()
-    if dtype in ("float32", "bfloat16_columns") and widens_columns():
+    panels = ("float32", "bfloat16_columns", *["bfloat16"] * (lanes == 8))
+    if dtype in panels and widens_columns():
         return _PANELS
     known = _MOST_ROWS.get(lanes)
     return _UNMEASURED if known is None else known[dtype]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 import socket
+import tempfile
 
 import pytest
 
@@ -12,6 +14,7 @@ import fleet_rows  # noqa: E402
 import fleets  # noqa: E402
 from command_line import ROOT, TINY  # noqa: E402
 
+from specjax.serve.fleet import machine  # noqa: E402
 from specjax.training.jobs import generate  # noqa: E402
 
 
@@ -23,6 +26,17 @@ def port() -> int:
 
 # Ray warns of sockets and processes of its own, which it keeps until this process ends.
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_a_cluster_that_was_killed_is_not_joined(monkeypatch):
+    """Ray notes the cluster that it started last, and the note outlives a killed cluster."""
+    with tempfile.TemporaryDirectory() as folder:  # Ray's sockets need a short path
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        note = pathlib.Path(folder, "ray", "ray_current_cluster")
+        note.parent.mkdir()
+        note.write_text("127.0.0.1:1")
+        with machine.joined(1, 1, {}) as started:
+            assert started and ray.cluster_resources()["CPU"] >= 3
 
 
 @pytest.mark.parametrize("router", ["prefix", "spread"])
