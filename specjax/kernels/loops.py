@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from specjax.kernels.blocks import block
 from specjax.kernels.dots import dots
-from specjax.kernels.emitting import FLOAT, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import WORD, Emitter, Read, Value, word, zeros
 from specjax.kernels.forms import FORMS, Form, Machine, Operands
 from specjax.kernels.panels import TILE, multiply_panels
 from specjax.kernels.pieces import Piece
@@ -54,8 +54,10 @@ def loops(form: Form, machine: Machine) -> Piece:
 def _columns(
     emit: Emitter, form: Form, machine: Machine, of: Operands, first: Value, last: Value
 ) -> None:
-    """Multiplies equal shares of the rows of x, one after the other."""
+    """Multiplies equal shares of the rows of x, one after the other; panels take all at once."""
     b = emit.b
+    if machine.streams > 1:
+        return _few_columns(emit, machine, of, first, last)
     every = b.select(b.icmp_signed(">", of.rows, word(0)), of.rows, word(1))
     shares = b.sdiv(b.add(every, word(_ROWS - 1)), word(_ROWS))
     size = b.sdiv(b.add(every, b.sub(shares, word(1))), shares)
@@ -79,8 +81,11 @@ def _few_columns(emit: Emitter, machine: Machine, of: Operands, first: Value, la
         stream(emit, machine, few, start, end)
         with emit.loop(word(0), more.rows, 1) as (m, _, _):
             place = b.gep(of.y, [b.mul(m, of.count)])
-            with emit.loop(start, end, 1) as (j, _, _):
-                emit.write(zeros(FLOAT), place, j, 4)
+
+            def clear(j: Value, read: Read, place: Value = place) -> None:
+                emit.write(zeros(read(place, j).type), place, j, 4)
+
+            emit.each(start, end, machine.lanes, clear)
         if machine.streams == 1:
             block(emit, machine, more, start, end)
         else:

@@ -7,7 +7,7 @@ from llvmlite import ir
 from specjax.kernels.emitting import FLOAT, WORD, Emitter, Read, Value, word
 from specjax.kernels.forms import Machine, Operands
 
-TILE, _DEEP = 1024, 64
+TILE, _DEEP = 512, 128
 """The most columns and rows of the matrix that are copied at once, into the L2 cache."""
 
 _LINE = 64
@@ -31,9 +31,11 @@ def multiply_panels(
     panel, each = wide * lanes, _DEEP // streams
     run = b.sdiv(of.depth, word(streams))  # the rows of a stream
     whole = b.add(start, emit.whole(b.sub(end, start), panel))
-    taken = b.call(emit.c("malloc"), [word(4 * _DEEP * TILE + _LINE)])
+    size = b.mul(word(4 * _DEEP), b.add(word(TILE), of.rows))
+    taken = b.call(emit.c("malloc"), [b.add(size, word(_LINE))])
     address = emit.whole(b.add(b.ptrtoint(taken, WORD), word(_LINE - 1)), _LINE)
     packed = b.inttoptr(address, FLOAT.as_pointer())
+    beside = b.gep(packed, [word(_DEEP * TILE)])  # rows of x, of which each has `_DEEP` numbers
 
     def row_of(i: Value, stream: int) -> Value:
         return b.add(i, b.mul(run, word(stream)))
@@ -51,23 +53,41 @@ def multiply_panels(
                         weights = emit.weights(row, b.add(j, word(v)), lanes)
                         emit.write(weights, packed, b.add(at, word(v)), 4)
 
+    def copy_activations(k: Value, deep: Value) -> None:
+        """Copies the numbers of x that rows [k, deep) of each stream are multiplied with.
+
+        In x they lie far apart, and their addresses would need more registers than there are.
+        """
+        with emit.loop(word(0), of.rows, 1) as (m, _, _):
+            row = b.gep(of.x, [b.mul(m, of.inner)])
+            for stream in range(streams):
+                place = b.gep(row, [row_of(k, stream)])
+                to = b.gep(beside, [b.add(b.mul(m, word(_DEEP)), word(stream * each))])
+
+                def copy_some(i: Value, read: Read, place: Value = place, to: Value = to) -> None:
+                    emit.write(read(place, i), to, i, 4)
+
+                emit.each(word(0), b.sub(deep, k), lanes, copy_some)
+
     def add(k: Value, deep: Value, j: Value, m: Value, many: int) -> None:
         """Adds rows [k, deep) of each stream to the sums of a panel's columns for `many` rows."""
         mine = [b.add(m, word(i)) for i in range(many)]
-        activations = [b.gep(of.x, [b.mul(i, of.inner)]) for i in mine]
+        activations = b.gep(beside, [b.mul(m, word(_DEEP))])
         sums = [b.gep(of.y, [b.add(b.mul(i, of.count), j)]) for i in mine]
         places = [(place, word(v * lanes)) for place in sums for v in range(wide)]
         before = [emit.read(*place, vector, 4) for place in places]
         begin = b.gep(packed, [b.mul(b.sub(j, start), word(_DEEP))])
-        with emit.loop(k, deep, 1, before) as (i, totals, following):
-            row = b.gep(begin, [b.mul(b.sub(i, k), word(streams * panel))])
+        with emit.loop(word(0), b.sub(deep, k), 1, before) as (i, totals, following):
+            row = b.gep(begin, [b.mul(i, word(streams * panel))])
+            column = b.gep(activations, [i])
             now = list(totals)
             for stream in range(streams):
                 weights = [
                     emit.read(row, word(stream * panel + v * lanes), vector, 4) for v in range(wide)
                 ]
-                for r, place in enumerate(activations):
-                    factor = emit.splat(emit.read(place, row_of(i, stream), FLOAT, 4), lanes)
+                for r in range(many):
+                    at = word(r * _DEEP + stream * each)
+                    factor = emit.splat(emit.read(column, at, FLOAT, 4), lanes)
                     for v, weight in enumerate(weights):
                         at = r * wide + v
                         now[at] = emit.multiply_add(factor, weight, now[at])
@@ -93,6 +113,7 @@ def multiply_panels(
     with emit.loop(word(0), run, each) as (k, _, _):
         deep = emit.least(b.add(k, word(each)), run)
         copy(k, deep)
+        copy_activations(k, deep)
         with emit.loop(start, whole, panel) as (j, _, _):
             for first, last, size in groups:
                 with emit.loop(first, last, size) as (m, _, _):
