@@ -97,9 +97,13 @@ class Streams:
             self.got[number] = fleets.streamed(self._port, *self.asked[number])
 
     def flow(self) -> None:
-        """Waits until each client, on the average, has got another stream."""
-        ended = len(self.got) - self.got.count(None) + len(self._made)
-        waited(lambda: len(self.got) - self.got.count(None) >= ended)
+        """Waits until as many streams more have ended as there are clients, or a client fails."""
+
+        def ended() -> int:
+            return len(self.got) - self.got.count(None)
+
+        enough = ended() + len(self._made)
+        waited(lambda: ended() >= enough or any(one.done() for one in self._made))
 
     def close(self) -> None:
         self._ended.set()
