@@ -27,8 +27,8 @@ another.
 """
 
 _STREAMS, _SHORT = 2**24, 128
-"""The most numbers of the streams that a prompt leaves behind its layers: 64 MB; and the rows that
-may leave more.
+"""The most numbers of the streams that a prompt leaves behind its layers: 64 MB; and the most
+rows of a pass that leaves more.
 """
 
 
@@ -44,9 +44,11 @@ def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bo
         return False  # their products run one by one
     codes = [most_rows_of_codes(coding) for coding in form.codings]
     most = min(codes) if codes else most_rows(form.weight)
+    wide = available.lanes() >= 16 and processors() <= FEW_PROCESSORS
     if rows * streams > _STREAMS:
-        most = most if codes else min(most, _SHORT)
-    elif available.lanes() >= 16 and processors() <= FEW_PROCESSORS and form.weight != "bfloat16":
+        if not codes:
+            most = min(most, _SHORT)
+    elif wide and form.weight != "bfloat16":
         most = _PROMPT
     return (
         0 < rows <= most

@@ -56,7 +56,8 @@ def multiply_panels(
     def copy_activations(k: Value, deep: Value) -> None:
         """Copies the numbers of x that rows [k, deep) of each stream are multiplied with.
 
-        In x they lie far apart, and their addresses would need more registers than there are.
+        A loop over x itself would need an address for each row and stream, and a processor has too
+        few registers for so many.
         """
         with emit.loop(word(0), of.rows, 1) as (m, _, _):
             row = b.gep(of.x, [b.mul(m, of.inner)])

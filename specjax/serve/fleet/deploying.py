@@ -236,7 +236,7 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
 def _delete(drain: float) -> None:
     """Deletes the application, and waits until its replicas have finished their requests.
 
-    Ray raises after a minute, while replicas have `drain` seconds to finish.
+    `serve.delete` raises a TimeoutError after a minute, but replicas may take `drain` seconds.
     """
     until = time.monotonic() + drain + _STOPPING
     while True:
