@@ -16,6 +16,7 @@ import specjax
 from specjax import kernels
 from specjax.kernels import available, calling
 from specjax.kernels.attending import Attention
+from specjax.kernels.coding import VNNI
 from specjax.kernels.forms import Machine
 from specjax.models import attend, cpu_attend, for_several_devices
 
@@ -136,7 +137,8 @@ def check_gradient(slots: int, softcap: float | None):
 
 def kernel_of(dtype: str, int8: bool = False) -> str:
     """Returns the name of the kernel that attends: of whole layers, or of attention alone."""
-    return "specjax_attention_" if int8 and dtype == "bfloat16" else "specjax_layers_"
+    alone = int8 and (dtype == "bfloat16" or VNNI not in available.byte_lanes())
+    return "specjax_attention_" if alone else "specjax_layers_"
 
 
 def check_step(dtype: str, width: int):

@@ -1,4 +1,4 @@
-"""The audits of planted faults in `tests/core`: smaller than those of `audit_campaign.py`."""
+"""The audits of planted faults in the tests: smaller than those of `audit_campaign.py`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DRAWS = [name for name in TOGETHER if name not in STEPS]
 ALONE = [name for name, case in FAULTS.items() if not case.shares]
 TARGETS = [name for name in ALONE if FAULTS[name].target is not audit_campaign.NET]
 OTHERS = [name for name in ALONE if name not in TARGETS]
-"""The faults by what they share; each list is a file of `tests/core`."""
+"""The faults by what they share; each list has a file of tests."""
 
 
 @pytest.fixture

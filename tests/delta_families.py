@@ -38,7 +38,7 @@ def cases(sizes: dict[str, Any]) -> dict[str, _Cases]:
             "in turn": {
                 **delta, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             },
-            "bias, tied": {
+            "tied, bias": {
                 **delta, "num_hidden_layers": 2, "full_attention_interval": 2,
                 "attention_bias": True, "tie_word_embeddings": True, "linear_conv_kernel_dim": 3,
                 "linear_num_key_heads": 4,

@@ -7,7 +7,7 @@
 A mutant is a change of one place in one file: a comparison, an operator, a number, a sign, a
 condition, or a line that is left out.  Each mutant has a process of its own, which runs tests until
 one fails.  All mutants first meet some tests that ran their line, if `python -m tests.covered` has
-written which these are.  Those that are left meet the files of core that `TESTS` names for their
+written which these are.  Those that are left meet the files that `TESTS` names for their
 room, but those that never run their line.  In the end the tests that found mutants run once more
 without any, and a test that fails then has found nothing.
 
@@ -55,18 +55,23 @@ TESTS: dict[str, str] = {
     "decoding/prefill": "decoder prefill taps memory laws_chains:table&chain-match",
     "decoding/host_grammar": "guided",
     "rules/": "walks inexact_rules variants rules laws_chains:typical laws_chains:chain-block",
+    "caches/choosing": "choosing_caches cache",
     "caches/hybrid": "hybrid hybrid_decoding outer_products cache",
     "caches/layer_state": "hybrid outer_products hybrid_decoding recurrent_mixers",
     "caches/recurrent": "properties_caches hybrid cache proposers",
+    "caches/rounded": "rounded_cache cache",
     "caches/": "cache draft_windows properties_caches prefill ring laws_chains:static&rejection",
     "proposers/adaptive/": "proposers_refused choosing choosing_batch "
     "laws_others:adaptive-match adaptive",
     "proposers/adaptive/choosing": "choosing choosing_batch adaptive",
+    "proposers/adaptive/rest": "rest adaptive",
+    "proposers/adaptive/settling": "settling adaptive",
     "proposers/adaptive/tree_gains": "tree_gains adaptive_generate",
     "proposers/adaptive/trials": "choosing choosing_batch adaptive",
     "proposers/adaptive/rates": "choosing choosing_batch adaptive",
     "proposers/shapes/best_first": "best_first proposers laws_trees:first-rejection",
     "proposers/shapes/choice": "choices best_first proposers laws_trees:choices-match",
+    "proposers/aligned": "aligned proposers_refused",
     "proposers/combine/calibrated": "calibrated tree_gains laws_others:calibrated",
     "proposers/combine/cost_aware": "cost_aware best_first",
     "proposers/combine/first_of": "proposers_refused proposers laws_others:of-rejection",
@@ -83,6 +88,7 @@ TESTS: dict[str, str] = {
     "methods/mtp/source": "sources_of_features laws_heads:mtp",
     "methods/gemma_assistant/source": "sources_of_features",
     "methods/peagle/source": "eagle3 sources_of_features proposers",
+    "proposers/waiting": "waiting",
     "proposers/": "proposers proposers_refused chain_depth laws_trees:dynamic&match",
     "sampling.py": "properties_sampling sampling decoder rules laws_chains:table&chain-match",
     "tree.py": "tree properties_trees walks proposers",
@@ -90,8 +96,8 @@ TESTS: dict[str, str] = {
     "constraints/automaton": "grammar constraint guided constraint_laws",
     "constraints/": "schemas grammar constraint guided",
 }
-"""The files of core that know a room, the cheapest first; the longest prefix counts.  After a colon
-stand the words of the names of its tests, for `-k`: a pair of the laws, for example."""
+"""The files of tests that know a room, the cheapest first; the longest prefix counts.  After a
+colon stand the words of the names of its tests, for `-k`: a pair of the laws, for example."""
 
 SWAPPED = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -332,11 +338,12 @@ def whole(mutant: Mutant) -> list[list[str]]:
     runs = []
     for entry in TESTS[found].split():
         name, _, words = entry.partition(":")
-        file = f"tests/core/test_{name}.py"
+        (path,) = (ROOT / "tests").glob(f"*/test_{name}.py")
+        file = str(path.relative_to(ROOT))
         if file in covered.measured() and file not in ran:
             continue
         chosen = ["-k", words.replace("&", " and ")] if words else []
-        runs.append([*chosen, str(ROOT / file)])
+        runs.append([*chosen, str(path)])
     return runs
 
 

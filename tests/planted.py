@@ -1,4 +1,4 @@
-"""Plants every fault of the project, one after the other, and says which test of core finds it:
+"""Plants every fault of the project, one after the other, and says which test finds it:
 
     python -m tests.planted
     python -m tests.planted --only constraints --only matchers
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 import pytest
 
 TESTS = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(TESTS), str(TESTS / "core")]
+sys.path[:0] = [str(TESTS), str(TESTS / "core"), str(TESTS / "product")]
 
 
 def _auditor() -> Collection[str]:
@@ -63,7 +63,7 @@ class Suite:
     """Faults of one kind.
 
     Attributes:
-      files: of tests/core, with the tests that plant them.
+      files: of a tier, with the tests that plant them.
       test: the name of these tests.
       parameter: of these tests, which names the fault.
       faults: returns the names of all; None if the tests themselves are the list.
@@ -143,7 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     suites = {name: suite for name, suite in SUITES.items() if name in (asked.only or SUITES)}
     plugin = Planted(suites)
-    files = [str(TESTS / "core" / file) for suite in suites.values() for file in suite.files]
+    names = [name for suite in suites.values() for name in suite.files]
+    files = [str(path) for name in names for path in TESTS.glob(f"*/{name}")]
     options = ["-n", "0", "-p", "no:cacheprovider", "--no-header", "--no-summary", "-m", ""]
     status = pytest.main([*options, *files], plugins=[plugin])
     wanted = {

@@ -55,9 +55,12 @@ def engine(mesh: jax.sharding.Mesh | None) -> Engine:
     )
 
 
-def spread() -> Engine:
-    """The engine over two devices, wherever they are."""
-    return engine(specjax.make_mesh(model=2))
+def spread(devices: int = 2) -> Engine:
+    """An engine of few programs over so many devices, wherever they are: it starts quickly."""
+    target = specjax.load(TINY / "target", "float32", mesh=specjax.make_mesh(model=devices))
+    return Engine(
+        target, {"lookup": drafter_by_name("ngram", target)}, slots=4, capacity=128, chunk=32
+    )
 
 
 def texts(made: Engine) -> list[list[int]]:

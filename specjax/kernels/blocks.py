@@ -126,5 +126,5 @@ def block(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Valu
     at_once = b.select(panels, word(panel), b.add(b.sub(end, start), word(1)))
     with emit.loop(start, end, at_once) as (left, _, _):
         right = emit.least(b.add(left, at_once), end)
-        with emit.loop(word(0), of.inner, depth) as (k, _, _):
-            columns(k, emit.least(b.add(k, depth), of.inner), left, right)
+        with emit.loop(word(0), of.depth, depth) as (k, _, _):
+            columns(k, emit.least(b.add(k, depth), of.depth), left, right)

@@ -17,7 +17,7 @@ from specjax._internal import kept_programs
 from specjax.kernels.attending import Attention
 from specjax.kernels.coded import work_of
 from specjax.kernels.coding import VNNI, Coding
-from specjax.kernels.columns import Product
+from specjax.kernels.columns import product_of
 from specjax.kernels.drawing import Drawing
 from specjax.kernels.forms import FORMS, STACKED, Machine
 from specjax.kernels.keeping import place_of, read_code, write_code
@@ -36,13 +36,13 @@ def product(dtype: str) -> str:
 
     The first call of this function compiles them.
     """
-    work = Product(FORMS[dtype], machine())
+    work = product_of(FORMS[dtype], machine())
     return _registered(f"specjax_few_rows_{dtype}", work, "product", dtype)
 
 
 def stacked(dtype: str) -> str:
     """Returns the name as `product`, for products with one matrix of a stack."""
-    work = Product(STACKED[dtype], machine(), stacked=True)
+    work = product_of(STACKED[dtype], machine(), stacked=True)
     return _registered(f"specjax_few_rows_of_a_stack_{dtype}", work, "stacked", dtype)
 
 

@@ -22,6 +22,7 @@ from specjax.kernels.coding import ALL, Coding, Piece
 from specjax.kernels.columns import share_of
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Machine
+from specjax.kernels.orders import AHEAD, apart
 from specjax.kernels.pieces import Piece as Part
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -227,10 +228,11 @@ class _Part(Beside):
             taken = b.call(emit.c("malloc"), [b.add(size, word(64))])
             address = emit.whole(b.add(b.ptrtoint(taken, WORD), word(63)), 64)
             self._arrange(b.inttoptr(address, FLOAT.as_pointer()))
-        # With few rows more outputs at once are more streams from memory.
-        few, most = (2, 6) if self.machine.registers >= 32 else (1, 2)
-        # The table of the codes of 4 bits takes registers, too.
-        outputs = (3 if self.coding.bits == 4 else 4) if self.machine.registers >= 32 else 2
+        # With few rows more outputs pass at once, since each is read from another place in memory.
+        # Registers hold the sums, and the table of the codes of 4 bits.
+        wide, narrow = self.machine.registers >= 32, self.coding.bits == 4
+        few, most = 2, 4 if narrow and not wide else 6
+        outputs = (3 if narrow else 4) if wide else 2
         some = b.icmp_signed("<=", self.rows, word(few))
         middle = b.select(some, self.last, self.first)
         emit.tiles(self.first, middle, 4, self.rows, few, self._tile)
@@ -254,10 +256,11 @@ class _Part(Beside):
         """Computes the products of some rows with some outputs."""
         b, emit, coding, lanes = self.b, self.emit, self.coding, self.lanes
         mine = [b.add(m, word(j)) for j in range(rows)]
-        columns = [b.add(i, word(j)) for j in range(outputs)]
+        streams = self.machine.streams
+        columns = apart(emit, streams, self.first, self.last, i, outputs)
         activations = [b.gep(self.x, [b.mul(j, self.inner)]) for j in mine]
         codes = [b.gep(self.codes, [b.mul(j, self.width)]) for j in columns]
-        ahead = b.mul(self.width, word(outputs))
+        ahead = b.mul(self.width, word(outputs)) if streams == 1 else word(AHEAD)
         empty = [ir.Constant(self.vector, None)] * (rows * outputs)
 
         def add(start: Value, piece: Piece, zeros: list[Value | None], sums: list[Value]) -> None:

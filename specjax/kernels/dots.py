@@ -6,6 +6,7 @@ from llvmlite import ir
 
 from specjax.kernels.emitting import INT8, INT16, INT32, Emitter, Value, word, zeros
 from specjax.kernels.forms import Form, Machine, Operands
+from specjax.kernels.orders import AHEAD, apart
 
 
 def dots(
@@ -13,11 +14,12 @@ def dots(
 ) -> None:
     """Multiplies rows of the matrix with rows of x as scalar products, several at once.
 
-    Each sum has `lanes` partial sums, which are added at its end.
+    Each sum has `lanes` partial sums, which are added at its end.  With several streams, rows of
+    the matrix that are multiplied at once lie far apart, so that each begins a long run.
     """
     b, lanes = emit.b, machine.lanes
     step = 2 * lanes if form.weight == INT8 else lanes
-    outputs, most = 4, 6 if machine.registers >= 32 else 2
+    streams = machine.streams
     weight_size, row_size = form.sizes
 
     def widened(weights: Value) -> Value:
@@ -40,7 +42,7 @@ def dots(
         return b.add(total, product)
 
     def block(i: Value, outputs: int, m: Value, inputs: int) -> None:
-        columns = [b.add(i, word(j)) for j in range(outputs)]
+        columns = apart(emit, streams, first, last, i, outputs)
         weights = [b.gep(of.w, [b.mul(j, of.inner)]) for j in columns]
         mine = [b.add(m, word(j)) for j in range(inputs)]
         activations = [b.gep(of.x, [b.mul(j, of.inner)]) for j in mine]
@@ -51,7 +53,8 @@ def dots(
             scalar = by == 1
             with emit.loop(start, stop, by, totals) as (k, now, following):
                 if not scalar:
-                    ahead = b.add(k, b.mul(of.inner, word(outputs)))
+                    far = b.mul(of.inner, word(outputs))
+                    ahead = b.add(k, far if streams == 1 else word(AHEAD // weight_size))
                     for place in weights:
                         emit.prefetch(b.gep(place, [ahead]))
                 kinds = [t if scalar else ir.VectorType(t, by) for t in (form.weight, form.row)]
@@ -70,4 +73,10 @@ def dots(
         for (r, c), total in zip(pairs, totals, strict=True):
             emit.write(total, of.y, b.add(b.mul(mine[r], of.count), columns[c]), 4)
 
-    emit.tiles(first, last, outputs, of.rows, most, block)
+    if machine.registers >= 32:
+        emit.tiles(first, last, 4, of.rows, 6, block)
+        return
+    # Vectors are widened for each group of rows, and 12 sums are all that there are registers for.
+    small = b.icmp_signed("<=", of.rows, word(2))
+    for outputs, most, rows in ((4, 2, (of.rows, word(0))), (2, 6, (word(0), of.rows))):
+        emit.tiles(first, last, outputs, b.select(small, *rows), most, block)

@@ -21,6 +21,10 @@ _LEAST = 0x0DA24260
 """The bits of 1e-30."""
 
 
+Read = Callable[[Value, Value], Value]
+"""Reads a number, or a vector of them, at an address and an index."""
+
+
 def word(value: int) -> ir.Constant:
     return ir.Constant(WORD, value)
 
@@ -93,6 +97,22 @@ class Emitter:
                 for group in groups:
                     with self.loop(*group) as (m, _, _):
                         tile(i, width, m, group[2])
+
+    def each(
+        self,
+        start: Value,
+        stop: Value,
+        lanes: int,
+        do: Callable[[Value, Read], None],
+    ) -> None:
+        """Writes `do` for range(start, stop), as vectors and then as the numbers that are left.
+
+        `do` gets an index, and a function that reads float32 numbers at an address and an index.
+        """
+        end = self.b.add(start, self.whole(self.b.sub(stop, start), lanes))
+        for low, high, many, step in ((start, end, lanes, lanes), (end, stop, None, 1)):
+            with self.loop(low, high, step) as (i, _, _):
+                do(i, lambda base, at, many=many: self.weights(base, at, many))
 
     def groups(self, count: Value, most: int) -> list[tuple[Value, Value, int]]:
         """Cuts range(count) into as few groups of at most `most` as can be, nearly equal in size.

@@ -16,13 +16,13 @@ from specjax.kernels.narrow import FEW_PROCESSORS, takes
 _MOST_ROWS = {8: 16, 16: 32}
 """The most rows for which the kernels were faster than XLA, by the float32 numbers of a vector.
 
-Those of 8 were not measured; of 16, 48 rows of a matrix [2048, 768] took as long on two Intel
-cores.
+With vectors of 16 numbers, 48 rows of a matrix [2048, 768] took as long as XLA on two Intel cores.
 """
 
-_PANELS = 128
-"""The most rows on a few processors with vectors of 16 numbers.  On two AMD cores 64 and 128 rows
-of matrices of 512 to 4096 inputs took 0.4 to 1.2 of XLA's time.
+_FEW_PROCESSORS_ROWS = {8: 64, 16: 128}
+"""The same on a few processors.  On two AMD cores with vectors of 16 numbers, 64 and 128 rows of
+matrices of 512 to 4096 inputs took 0.4 to 1.2 of XLA's time.  On two with vectors of 8 numbers,
+passes over 32 and 64 tokens took 0.45 to 0.72, and over 144 tokens 1.5 with codes of 8 bits.
 """
 
 _MOST_IN_TILES = 512
@@ -113,9 +113,8 @@ def most_rows_of_codes(coding: Coding) -> int:
     """Returns the most rows for which a kernel is faster than XLA."""
     if coding.rounded or coding.digits or coding.tiles:
         return _MOST_IN_TILES if coding.tiles else _MOST_ROUNDED
-    if coding.lanes >= 16 and processors() <= FEW_PROCESSORS:
-        return _PANELS
-    return _MOST_ROWS.get(coding.lanes, 16)
+    few = coding.lanes == available.lanes() and processors() <= FEW_PROCESSORS
+    return (_FEW_PROCESSORS_ROWS if few else _MOST_ROWS).get(coding.lanes, 16)
 
 
 def few_rows_of_codes(

@@ -26,8 +26,10 @@ measured on two: XLA's products may spread over many better than five phases tha
 another.
 """
 
-_STREAMS = 2**24
-"""The most numbers of the streams that a prompt leaves behind its layers: 64 MB."""
+_STREAMS, _SHORT = 2**24, 128
+"""The most numbers of the streams that a prompt leaves behind its layers: 64 MB; and the most
+rows of a pass that leaves more.
+"""
 
 
 def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bool:
@@ -40,12 +42,16 @@ def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bo
     """
     if form.weight == "int8" and VNNI not in available.byte_lanes():
         return False  # their products run one by one
-    prompt = available.lanes() >= 16 and processors() <= FEW_PROCESSORS
-    prompt = prompt and rows * streams <= _STREAMS and form.weight != "bfloat16"
     codes = [most_rows_of_codes(coding) for coding in form.codings]
     most = min(codes) if codes else most_rows(form.weight)
+    wide = available.lanes() >= 16 and processors() <= FEW_PROCESSORS
+    if rows * streams > _STREAMS:
+        if not codes:
+            most = min(most, _SHORT)
+    elif wide and form.weight != "bfloat16":
+        most = _PROMPT
     return (
-        0 < rows <= (_PROMPT if prompt else most)
+        0 < rows <= most
         and 0 < form.dim <= LARGEST
         and all(size > 0 and size % _EACH == 0 for size in columns)
         and available.made("layers", form.weight, form) is not None

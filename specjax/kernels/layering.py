@@ -30,15 +30,25 @@ from specjax.kernels.codes import Codes
 from specjax.kernels.coding import ALL, ROUNDED_ROWS
 from specjax.kernels.columns import share_of
 from specjax.kernels.digits import Digits
-from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
-from specjax.kernels.forms import FORMS, Machine
+from specjax.kernels.emitting import (
+    FLOAT,
+    INT8,
+    INT16,
+    INT32,
+    WORD,
+    Emitter,
+    Read,
+    Value,
+    word,
+    zeros,
+)
+from specjax.kernels.forms import FORMS, Machine, Operands
 from specjax.kernels.functions import exponential, tangent
+from specjax.kernels.halves import Halved, multiply_half, pairs, which
 from specjax.kernels.layer_forms import MATRICES, LayersForm
 from specjax.kernels.loops import loops
 from specjax.kernels.pieces import Piece
 from specjax.kernels.sharing import part_of, wait_for
-
-_Read = Callable[[Value, Value], Value]
 
 PHASES = 5
 _SHARES = 1
@@ -140,7 +150,17 @@ class Layers:
         b = emit.b
         worth = b.add(b.sdiv(self._of_phase(emit, s), word(_WORTH)), word(1))
         some = emit.least(worth, b.mul(threads, word(_SHARES)))
+        if self.halved:
+            some = pairs(emit, some)
         return some, self.attention.parts(emit, s.of_attention, emit.least(some, threads), worth)
+
+    @property
+    def halved(self) -> bool:
+        """Returns whether a part multiplies with half of the inputs; see `halves.py`.
+
+        Then the parts of the second half also compute what follows the products of a phase.
+        """
+        return not self.codes and FORMS[self.form.weight].by_columns and self.machine.halves == 2
 
     def _of_phase(self, emit: Emitter, s: Sizes) -> Value:
         b = emit.b
@@ -180,6 +200,7 @@ class _Part:
 
     def __init__(self, work: Layers, module: ir.Module, function: ir.Function) -> None:
         self.form, self.lanes, self.codes = work.form, work.machine.lanes, work.codes
+        self.halved = work.halved
         self.narrow_floats = work.form.dtype == "bfloat16"
         self.element = INT16 if self.narrow_floats else FLOAT  # of what a layer has for itself
         self.vector = ir.VectorType(FLOAT, self.lanes)
@@ -211,7 +232,7 @@ class _Part:
         )
         of_layer = b.sdiv(parts, s.layers)
         layer, self.at = b.sdiv(part, of_layer), b.srem(part, of_layer)
-        self.before = b.sub(part, self.at)
+        self.before = self.begin = b.sub(part, self.at)  # of the layer, and of a phase
         self.own = b.gep(table, [b.mul(layer, word(sum(work.each)))])
         first = b.icmp_signed("==", layer, word(0))
         last = b.gep(self.of["streams"], [b.mul(b.sub(layer, word(1)), size)])
@@ -242,7 +263,8 @@ class _Part:
             mine = b.icmp_signed("<", self.at, end)
             mine = b.and_(mine, b.icmp_signed(">=", self.at, begin))
             with b.if_then(mine):
-                wait_for(self.emit, self.done, b.add(self.before, begin))
+                self.begin = b.add(self.before, begin)
+                wait_for(self.emit, self.done, self.begin)
                 phase(b.sub(self.at, begin))
             begin = end
         b.ret_void()
@@ -325,7 +347,7 @@ class _Part:
         dim = word(form.dim)
         bias = b.gep(self.buffer(f"{name}_bias"), [b.mul(head, dim)]) if form.biased else None
 
-        def begin(i: Value, read: _Read) -> None:
+        def begin(i: Value, read: Read) -> None:
             x = read(held, i)
             emit.write(x if bias is None else self.kept(b.fadd(x, read(bias, i))), self.head, i, 4)
 
@@ -340,7 +362,7 @@ class _Part:
             b.gep(self.of[table], [b.mul(number, half)]) for table in ("cosines", "sines")
         )
 
-        def turn(i: Value, read: _Read) -> None:
+        def turn(i: Value, read: Read) -> None:
             other = b.add(i, half)
             first, second, cosine, sine = (
                 read(*at) for at in ((self.head, i), (self.head, other), (cosines, i), (sines, i))
@@ -354,7 +376,7 @@ class _Part:
         self._copy(self.head, place)
 
     def _copy(self, source: Value, place: Value) -> None:
-        def one(i: Value, read: _Read) -> None:
+        def one(i: Value, read: Read) -> None:
             value = read(source, i)
             if place.type.pointee == INT16:
                 self.emit.write(self.emit.narrowed(value), place, i, 2)
@@ -378,7 +400,7 @@ class _Part:
         self._products(read, s.embed, [("gate", inner, s.inner), ("up", up, s.inner)], part)
         b.call(emit.c("free"), [taken])
 
-        def activate(i: Value, read: _Read) -> None:
+        def activate(i: Value, read: Read) -> None:
             active = b.fmul(self._activated(read(inner, i)), read(up, i))
             emit.write(self.kept(active), inner, i, 4)
 
@@ -393,7 +415,7 @@ class _Part:
     def _add(self, x: Value, y: Value, part: Value, kept: Callable[[Value], Value]) -> None:
         """Adds columns of x to y; `kept` rounds x and the sum."""
 
-        def add(i: Value, read: _Read) -> None:
+        def add(i: Value, read: Read) -> None:
             self.emit.write(kept(self.b.fadd(kept(read(x, i)), read(y, i))), y, i, 4)
 
         self._each_row(self.s.embed, part, add)
@@ -410,6 +432,9 @@ class _Part:
           each: the name of each matrix, the address of its products, and its columns.
           part: the number of the part.
         """
+        if self.halved:
+            self._halves(x, inner, each, part)
+            return
         b, made, memory = self.b, None, None
         for name, y, count in each:
             work, source = self.codes.get(name), x
@@ -424,6 +449,18 @@ class _Part:
             self._product(source, inner, name, y, count, part)
         if memory is not None:
             b.call(self.emit.c("free"), [memory])
+
+    def _halves(
+        self, x: Value, inner: Value, each: Sequence[tuple[str, Value, Value]], part: Value
+    ) -> None:
+        """Multiplies as `_products`, with half of the inputs."""
+        mine = which(self.emit, part, self.some)
+        kind, products = FORMS[self.form.weight].weight, []
+        for name, y, count in each:
+            of = Operands(x, self.buffer(name, kind), y, self.rows, inner, inner, count, count)
+            share = share_of(self.emit, count, mine.share, mine.shares)
+            products.append(Halved(self.multiply, of, *share))
+        multiply_half(self.emit, products, mine, self.done, self.begin, self.lanes)
 
     def _product(
         self, x: Value, inner: Value, name: str, y: Value, count: Value, part: Value
@@ -442,7 +479,7 @@ class _Part:
             return
         share = share_of(self.emit, count, part, self.some)
         matrix = self.buffer(name, FORMS[self.form.weight].weight)
-        b.call(self.multiply, [x, matrix, y, *share, self.rows, inner, count, count])
+        b.call(self.multiply, [x, matrix, y, *share, self.rows, inner, inner, count, count])
         if self.narrow_floats:
             with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
                 begin = b.mul(row, count)
@@ -475,7 +512,7 @@ class _Part:
         mean = b.fadd(b.fdiv(total[0], b.sitofp(size, FLOAT)), self.eps)
         factor = b.fdiv(ir.Constant(FLOAT, 1.0), emit.root(mean))
 
-        def scale(i: Value, read: _Read) -> None:
+        def scale(i: Value, read: Read) -> None:
             value = read(x, i)
             normed = b.fmul(value, self._like(factor, value))
             if self.narrow_floats:  # Llama rounds before the product with the weight, Gemma after
@@ -515,22 +552,24 @@ class _Part:
     def _like(self, number: Value, value: Value) -> Value:
         return number if value.type == FLOAT else self.emit.splat(number, self.lanes)
 
-    def _each_row(self, count: Value, part: Value, do: Callable[[Value, _Read], None]) -> None:
+    def _each_row(self, count: Value, part: Value, do: Callable[[Value, Read], None]) -> None:
         """Writes `_each` for the columns of a part, in each row of [rows, count]."""
-        b = self.b
-        first, last = share_of(self.emit, count, part, self.some)
+        if self.halved:
+            mine = which(self.emit, part, self.some)
+            with self.b.if_then(mine.second):
+                share = share_of(self.emit, count, mine.share, mine.shares)
+                self._each_of(count, share, do)
+        else:
+            self._each_of(count, share_of(self.emit, count, part, self.some), do)
+
+    def _each_of(
+        self, count: Value, share: tuple[Value, Value], do: Callable[[Value, Read], None]
+    ) -> None:
+        """Writes `_each` for the columns of a share."""
+        b, (first, last) = self.b, share
         with self.emit.loop(word(0), self.rows, 1) as (row, _, _):
             begin = b.mul(row, count)
             self._each(b.add(begin, first), b.add(begin, last), do)
 
-    def _each(self, start: Value, stop: Value, do: Callable[[Value, _Read], None]) -> None:
-        """Writes `do` for range(start, stop), as vectors and then as the numbers that are left.
-
-        `do` gets an index, and a function that reads at an address and an index.
-        """
-        emit, b = self.emit, self.b
-        end = b.add(start, emit.whole(b.sub(stop, start), self.lanes))
-        for low, high, kind, step in ((start, end, self.vector, self.lanes), (end, stop, FLOAT, 1)):
-            with emit.loop(low, high, step) as (i, _, _):
-                many = None if kind == FLOAT else self.lanes
-                do(i, lambda base, at, many=many: emit.weights(base, at, many))
+    def _each(self, start: Value, stop: Value, do: Callable[[Value, Read], None]) -> None:
+        self.emit.each(start, stop, self.lanes, do)

@@ -13,24 +13,22 @@ from llvmlite import ir
 
 from specjax.kernels.blocks import block
 from specjax.kernels.dots import dots
-from specjax.kernels.emitting import FLOAT, WORD, Emitter, Value, word, zeros
+from specjax.kernels.emitting import WORD, Emitter, Read, Value, word, zeros
 from specjax.kernels.forms import FORMS, Form, Machine, Operands
+from specjax.kernels.panels import TILE, multiply_panels
 from specjax.kernels.pieces import Piece
-from specjax.kernels.streaming import FEW, stream
+from specjax.kernels.streaming import FEW, stream, widest
 from specjax.kernels.tile_dots import tile_dots
-
-_TILE = 1024
-"""Columns whose sums stay in the L1 cache while all rows of the matrix pass."""
-
 
 _ROWS = 64
 """Rows of x that are multiplied at once, whose sums of a few columns stay in the L1 cache."""
 
 
 def loops(form: Form, machine: Machine) -> Piece:
-    """Returns f(x, w, y, first, last, rows, inner, stride, count): columns of y = x @ w.
+    """Returns f(x, w, y, first, last, rows, depth, inner, stride, count): columns of y = x @ w.
 
-    x is [rows, inner] and y [rows, count].  w is [inner, stride] by columns, else [stride, inner].
+    x is [rows, inner] and y [rows, count].  By columns w is [depth, stride] for the first `depth`
+    inputs, else [stride, inner] for all of them.
     """
 
     def write(function: ir.Function) -> None:
@@ -50,14 +48,16 @@ def loops(form: Form, machine: Machine) -> Piece:
         emit.b.ret_void()
 
     pointers = [kind.as_pointer() for kind in (form.row, form.weight, form.result)]
-    return Piece(f"specjax_loops_{form.name}_{machine.name}", (*pointers, *[WORD] * 6), 3, write)
+    return Piece(f"specjax_loops_{form.name}_{machine.name}", (*pointers, *[WORD] * 7), 3, write)
 
 
 def _columns(
     emit: Emitter, form: Form, machine: Machine, of: Operands, first: Value, last: Value
 ) -> None:
-    """Multiplies equal shares of the rows of x, one after the other."""
+    """Multiplies equal shares of the rows of x, one after the other; panels take all at once."""
     b = emit.b
+    if machine.streams > 1:
+        return _few_columns(emit, machine, of, first, last)
     every = b.select(b.icmp_signed(">", of.rows, word(0)), of.rows, word(1))
     shares = b.sdiv(b.add(every, word(_ROWS - 1)), word(_ROWS))
     size = b.sdiv(b.add(every, b.sub(shares, word(1))), shares)
@@ -75,11 +75,19 @@ def _few_columns(emit: Emitter, machine: Machine, of: Operands, first: Value, la
         dataclasses.replace(of, rows=b.select(small, *rows))
         for rows in ((of.rows, word(0)), (word(0), of.rows))
     )
-    with emit.loop(first, last, _TILE) as (start, _, _):
-        end = emit.least(b.add(start, word(_TILE)), last)
-        with emit.loop(word(0), of.rows, 1) as (m, _, _):
-            place = b.gep(of.y, [b.mul(m, of.count)])
-            with emit.loop(start, end, 1) as (j, _, _):
-                emit.write(zeros(FLOAT), place, j, 4)
+    at_once = b.select(small, word(widest(machine)), word(TILE))
+    with emit.loop(first, last, at_once) as (start, _, _):
+        end = emit.least(b.add(start, at_once), last)
         stream(emit, machine, few, start, end)
-        block(emit, machine, more, start, end)
+        with emit.loop(word(0), more.rows, 1) as (m, _, _):
+            place = b.gep(of.y, [b.mul(m, of.count)])
+
+            def clear(j: Value, read: Read, place: Value = place) -> None:
+                emit.write(zeros(read(place, j).type), place, j, 4)
+
+            emit.each(start, end, machine.lanes, clear)
+        if machine.streams == 1:
+            block(emit, machine, more, start, end)
+        else:
+            with b.if_then(b.icmp_signed(">", more.rows, word(0))):
+                multiply_panels(emit, machine, more, start, end)

@@ -21,6 +21,7 @@ from llvmlite import ir
 from specjax.kernels.codes import FP4, Beside, Codes, constant_of
 from specjax.kernels.coding import ALL, Coding
 from specjax.kernels.emitting import FLOAT, INT8, INT32, WORD, Emitter, Value, word, zeros
+from specjax.kernels.orders import AHEAD, apart
 
 _LARGEST = 127
 """The largest q."""
@@ -146,10 +147,11 @@ class _Part(Beside):
     def _tile(self, i: Value, outputs: int, m: Value, rows: int) -> None:
         """Computes the products of some rows with some outputs."""
         b, emit = self.b, self.emit
-        columns = [b.add(i, word(j)) for j in range(outputs)]
+        streams = self.machine.streams
+        columns = apart(emit, streams, self.first, self.last, i, outputs)
         codes = [b.gep(self.codes, [b.mul(j, self.width)]) for j in columns]
         firsts = [b.mul(b.add(m, word(j)), self.blocks) for j in range(rows)]
-        ahead = b.mul(self.width, word(outputs))
+        ahead = b.mul(self.width, word(outputs)) if streams == 1 else word(AHEAD)
         size = self.block * self.coding.bits // 8
         # The one scale of an output is multiplied with the sum.
         alone = [self._beside(j, word(0)) for j in columns if self.coding.group == ALL]
@@ -176,9 +178,9 @@ class _Part(Beside):
             now = [b.fmul(total, alone[k % outputs][0]) for k, total in enumerate(now)]
         sums = emit.each_sum(now)
         for r in range(rows):
-            place = b.add(b.mul(b.add(m, word(r)), self.outputs), i)
-            for c in range(outputs):
-                emit.write(sums[r * outputs + c], self.y, b.add(place, word(c)), 4)
+            place = b.mul(b.add(m, word(r)), self.outputs)
+            for c, column in enumerate(columns):
+                emit.write(sums[r * outputs + c], self.y, b.add(place, column), 4)
 
     def _row(self, block: Value) -> _Row:
         b, emit, size = self.b, self.emit, 4 * self.lanes

@@ -81,7 +81,7 @@ def part_of(module: ir.Module, name: str, places: Sequence[ir.Type], words: int)
 
 @runtime_checkable
 class Phased(Work, Protocol):
-    """A work whose parts wait for one another, with buffers that are repeated for each layer.
+    """A work whose parts wait for one another, with buffers that may be repeated for each layer.
 
     XLA passes `buffers - results` arguments and then the arguments of each layer; and `results`
     results and then those of each layer.  The function gets three words before its part: the
@@ -90,7 +90,7 @@ class Phased(Work, Protocol):
 
     Attributes:
       results: the number of results that no layer has for itself.
-      each: the numbers of arguments and of results that a layer has.
+      each: the numbers of arguments and of results that a layer has, or zeros.
     """
 
     @property
@@ -165,7 +165,7 @@ def handler(module: ir.Module, work: Work, name: str) -> None:
     if isinstance(work, Phased):
         both = word(sum(work.each))
         own = b.sub(emit.field(frame, _COUNT_ARGUMENTS), word(given))
-        layers = b.sdiv(own, word(work.each[0]))
+        layers = b.sdiv(own, word(max(work.each[0], 1)))
         taken = b.add(taken, b.mul(b.mul(layers, both), word(8)))
     job = b.ptrtoint(b.call(emit.c("malloc"), [taken]), WORD)
     for i, value in enumerate(begin):

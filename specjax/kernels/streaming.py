@@ -6,58 +6,70 @@ import itertools
 
 from llvmlite import ir
 
-from specjax.kernels.emitting import FLOAT, Emitter, Value, word
+from specjax.kernels.emitting import FLOAT, Emitter, Value, word, zeros
 from specjax.kernels.forms import Machine, Operands
+from specjax.kernels.orders import AHEAD, row_at
 
 FEW = 6
-"""The most rows for which reading the matrix takes longer than multiplying."""
+"""The most rows for which reading the matrix takes longer than multiplying.
 
-_AT_ONCE = {32: FEW, 16: 2}
-"""The rows of x whose sums pass together, by the number of the processor's vector registers."""
+The registers of every processor hold the sums of so many rows for a few columns.
+"""
 
-_AHEAD = 8
-"""The rows of the matrix after which a prefetched one is read."""
+_WIDEST = 2048
+"""The most columns for whose sums there is memory."""
+
+_DEEP = 8
+"""The rows of a single stream that pass at once; a prefetched one is read so many rows later."""
 
 _LINE = 64
 """The bytes of a cache line."""
 
 
-def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
-    """Multiplies up to `FEW` rows of x, for which most of the time goes into reading the matrix.
+def widest(machine: Machine) -> int:
+    """Returns the most columns whose sums stay in a cache while all rows of the matrix pass."""
+    return 1024 if machine.streams == 1 else _WIDEST
 
-    Memory is fastest when neighbouring columns are read one after the other.  So all columns of a
-    few rows of the matrix pass at once, and the sums are read and written again each time.
-    Meanwhile the next rows are prefetched, and further rows of x find these in a cache.  The last
+
+def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
+    """Multiplies up to `FEW` rows of x with as many columns as `widest` says.
+
+    Most of the time goes into reading the matrix.  Memory is fastest when neighbouring columns are
+    read one after the other.  So all columns of a few rows of the matrix pass at once, and the sums
+    are read and written again each time.  Meanwhile what comes next is prefetched.  The last
     rows and columns, too few for vectors, are multiplied with one row of x at a time.
     """
-    b, lanes = emit.b, machine.lanes
-    # Short vectors pass by cache lines, two at once, or the loop would take longer than memory.
+    b, lanes, streams = emit.b, machine.lanes, machine.streams
     size = 4 if of.w.type.pointee == FLOAT else 2
-    depth, at_once = (8, lanes) if machine.registers >= 32 else (4, 4 * lanes)
+    depth, at_once = (_DEEP, lanes) if streams == 1 else (streams, 2 * lanes)
+    pitch = _WIDEST + _LINE // 4  # rows of powers of two would share few places of the L1 cache
+    with b.goto_entry_block():
+        room = b.alloca(ir.ArrayType(FLOAT, FEW * pitch))
+        room.align = _LINE
+        held = b.bitcast(room, FLOAT.as_pointer())
 
     def add(k: Value, deep: int, m: Value, many: int, begin: Value, stop: Value, step: int) -> None:
-        """Adds rows [k, k + deep) of the matrix to the sums of `many` rows of x.
+        """Adds the rows of turns [k, k + deep) of the matrix to the sums of `many` rows of x.
 
         Args:
           begin, stop: the columns.
           step: how many of them pass at once.
         """
-        weights = [b.gep(of.w, [b.mul(b.add(k, word(i)), of.stride)]) for i in range(deep)]
+        rows = [row_at(emit, streams, of.depth, b.add(k, word(i))) for i in range(deep)]
+        weights = [b.gep(of.w, [b.mul(row, of.stride)]) for row in rows]
         mine = [b.add(m, word(i)) for i in range(many)]
-        sums = [b.gep(of.y, [b.mul(i, of.count)]) for i in mine]
+        sums = [b.gep(held, [b.sub(b.mul(i, word(pitch)), start)]) for i in mine]
         factors = [
-            [
-                emit.read(of.x, b.add(b.add(b.mul(i, of.inner), k), word(j)), FLOAT, 4)
-                for j in range(deep)
-            ]
+            [emit.read(of.x, b.add(b.mul(i, of.inner), row), FLOAT, 4) for row in rows]
             for i in mine
         ]
         kind = FLOAT if step == 1 else ir.VectorType(FLOAT, step)
         if step > 1:
             factors = [[emit.splat(factor, step) for factor in row] for row in factors]
+        ahead = b.mul(of.stride, word(_DEEP)) if streams == 1 else word(AHEAD // size)
         with emit.loop(begin, stop, step) as (j, _, _):
             if step > 1 and deep > 1:
-                later = b.add(j, b.mul(of.stride, word(_AHEAD)))
+                later = b.add(j, ahead)
                 for row, line in itertools.product(weights, range(0, step, _LINE // size)):
                     emit.prefetch(b.gep(row, [b.add(later, word(line))]))
             totals = [emit.read(place, j, kind, 4) for place in sums]
@@ -70,19 +82,27 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
             for total, place in zip(totals, sums, strict=True):
                 emit.write(total, place, j, 4)
 
-    whole = emit.whole(of.inner, depth)
+    whole = emit.whole(of.depth, depth)
     count = b.sub(end, start)
     far, near = (b.add(start, emit.whole(count, step)) for step in (at_once, lanes))
-    singly, together = [(word(0), of.rows, 1)], emit.groups(of.rows, _AT_ONCE[machine.registers])
+    singly, together = [(word(0), of.rows, 1)], emit.groups(of.rows, FEW)
     wide, narrow, rest = (start, far, at_once), (far, near, lanes), (near, end, 1)
     many = [wide] if at_once == lanes else [wide, narrow]
+    with emit.loop(word(0), of.rows, 1) as (m, _, _):
+        place = b.gep(held, [b.mul(m, word(pitch))])
+        with emit.loop(word(0), count, 1) as (j, _, _):
+            emit.write(zeros(FLOAT), place, j, 4)
     for low, high, deep, groups, columns in (
         (word(0), whole, depth, together, many),
         (word(0), whole, depth, singly, [rest]),
-        (whole, of.inner, 1, singly, [*many, rest]),
+        (whole, of.depth, 1, singly, [*many, rest]),
     ):
         with emit.loop(low, high, deep) as (k, _, _):
-            for first, last, size in groups:
-                with emit.loop(first, last, size) as (m, _, _):
+            for first, last, size_of_group in groups:
+                with emit.loop(first, last, size_of_group) as (m, _, _):
                     for begin, stop, step in columns:
-                        add(k, deep, m, size, begin, stop, step)
+                        add(k, deep, m, size_of_group, begin, stop, step)
+    with emit.loop(word(0), of.rows, 1) as (m, _, _):
+        place, result = b.gep(held, [b.mul(m, word(pitch))]), b.gep(of.y, [b.mul(m, of.count)])
+        with emit.loop(word(0), count, 1) as (j, _, _):
+            emit.write(emit.read(place, j, FLOAT, 4), result, b.add(start, j), 4)

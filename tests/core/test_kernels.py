@@ -16,7 +16,7 @@ from few_rows import SUMMED, check_loaded, check_other_processor, drawn
 
 from specjax import kernels
 from specjax.kernels import available, calling
-from specjax.kernels.columns import Product
+from specjax.kernels.columns import product_of
 from specjax.kernels.forms import FORMS
 from specjax.models import cpu_dot_general, dot_general
 
@@ -92,7 +92,7 @@ def kept_in(folder: pathlib.Path) -> Iterator[None]:
 
 def test_machine_code_is_kept_between_processes(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """What is found is not compiled, and gives the same bits; a file that is cut is made anew."""
-    work, name = Product(FORMS["float32"], calling.machine()), "specjax_kept"
+    work, name = product_of(FORMS["float32"], calling.machine()), "specjax_kept"
     x, weights = drawn("float32", 40, 70)
 
     def product(target: str) -> np.ndarray:

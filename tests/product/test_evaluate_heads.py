@@ -1,4 +1,4 @@
-"""Evaluations of Medusa heads; `tests/core/test_dataset.py` evaluates other drafts."""
+"""Evaluations of Medusa heads; `test_dataset.py` evaluates other drafts."""
 
 import json
 

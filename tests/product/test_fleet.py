@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 import socket
+import tempfile
 
 import pytest
 
@@ -12,6 +14,7 @@ import fleet_rows  # noqa: E402
 import fleets  # noqa: E402
 from command_line import ROOT, TINY  # noqa: E402
 
+from specjax.serve.fleet import deploying, machine  # noqa: E402
 from specjax.training.jobs import generate  # noqa: E402
 
 
@@ -23,6 +26,37 @@ def port() -> int:
 
 # Ray warns of sockets and processes of its own, which it keeps until this process ends.
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_a_cluster_that_was_killed_is_not_joined(monkeypatch):
+    """Ray notes the cluster that it started last, and the note outlives a killed cluster."""
+    with tempfile.TemporaryDirectory() as folder:  # Ray's sockets need a short path
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        note = pathlib.Path(folder, "ray", "ray_current_cluster")
+        note.parent.mkdir()
+        note.write_text("127.0.0.1:1")
+        with machine.joined(1, 1, {}) as started:
+            assert started and ray.cluster_resources()["CPU"] >= 3
+
+
+def test_replicas_may_finish_for_longer_than_ray_waits(monkeypatch):
+    """Ray raises after a minute, though replicas have five to finish their requests."""
+    now, asked = [0.0], []
+
+    def delete(app: str) -> None:
+        asked.append(app)
+        if now[0] < 150:
+            now[0] += 60
+            raise TimeoutError("they were not deleted after 60s")
+
+    monkeypatch.setattr(deploying.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(deploying.serve, "delete", delete)
+    deploying._delete(drain=300.0)
+    assert len(asked) == 4
+    now[0] = 0.0
+    with pytest.raises(TimeoutError, match="not deleted"):
+        deploying._delete(drain=30.0)
+    assert now[0] == 120
 
 
 @pytest.mark.parametrize("router", ["prefix", "spread"])

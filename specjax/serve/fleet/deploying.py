@@ -52,6 +52,8 @@ _APP = "specjax"
 
 _INGRESS_CALLS = 100_000  # that an ingress has at once: its queue is that of the replicas
 
+_STOPPING = 60.0  # seconds that Ray may take to stop replicas which have finished
+
 _HEAD = "node:__internal_head__"
 """Ray's name of the first node, whose end ends the cluster: the ingress lives as long as that."""
 
@@ -228,7 +230,21 @@ def running(fleet: Fleet, host: str = "127.0.0.1", port: int = 8000) -> Iterator
             if own:
                 serve.shutdown()
             else:  # the cluster may serve others
-                serve.delete(_APP)
+                _delete(fleet.drain)
+
+
+def _delete(drain: float) -> None:
+    """Deletes the application, and waits until its replicas have finished their requests.
+
+    `serve.delete` raises a TimeoutError after a minute, but replicas may take `drain` seconds.
+    """
+    until = time.monotonic() + drain + _STOPPING
+    while True:
+        try:
+            return serve.delete(_APP)
+        except TimeoutError:
+            if time.monotonic() > until:
+                raise
 
 
 def _cause(error: RuntimeError) -> str:

@@ -41,7 +41,9 @@ def joined(actors: int, cpus: float, resources: Mapping[str, float]) -> Iterator
     all_of_them = needs(cpus, {name: actors * count for name, count in resources.items()})
     # Ray counts cores and does not bind to them, so a small machine may claim to have more.
     all_of_them["num_cpus"] = max(os.cpu_count() or 1, int(actors * cpus + 2))
-    ray.init(include_dashboard=False, log_to_driver=False, **all_of_them)
+    # Without an address Ray would join the cluster that was started last on this machine, even if
+    # it has been killed.
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, **all_of_them)
     try:
         yield True
     finally:
