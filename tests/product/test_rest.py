@@ -12,6 +12,8 @@ from toys import TABLES as toys
 from specjax import RULES, Decoder, Params
 from specjax.proposers import RESTS, Adaptive
 from specjax.proposers.adaptive.rest import LONGEST, Rest
+from specjax.tuning import OptionClock, costs_of, option_costs
+from specjax.tuning.calibrate import Runs
 from specjax.types import ABSENT
 
 pytestmark = pytest.mark.xdist_group("rest")  # a tenth takes all of them, or none
@@ -19,16 +21,15 @@ pytestmark = pytest.mark.xdist_group("rest")  # a tenth takes all of them, or no
 ROWS = 2
 
 
-def after(rest, saved, cost, accepted=0):
-    numbers = (jnp.full(ROWS, number, jnp.float32) for number in (saved, accepted))
-    return rest.after(*numbers, jnp.float32(cost))
+def after(rest, saved, cost):
+    return rest.after(jnp.full(ROWS, saved, jnp.float32), jnp.float32(cost))
 
 
-def rests(saved, cost, steps, start=0.0, accepted=0):
+def rests(saved, cost, steps, start=0.0):
     """The rests of a text whose awake steps save these times in turn."""
     rest, found = Rest.start(ROWS, jnp.float32(start), jnp.float32(cost)), []
     for step in range(steps):
-        rest = after(rest, saved[step % len(saved)], cost, accepted)
+        rest = after(rest, saved[step % len(saved)], cost)
         assert len(set(np.asarray(rest.steps).tolist())) == 1
         found.append(int(rest.steps[0]))
     return found
@@ -54,11 +55,44 @@ def test_it_does_not_rest_where_drafts_save_more():
     assert any(rests([0.0, 0.0, 0.0, 0.3], 0.1, 300))
 
 
-def test_a_step_with_several_tokens_stands_for_as_many_steps_at_rest():
-    """Choosing costs .1 of a step: for three tokens, steps at rest save .3 beside awake ones."""
-    assert not any(rests([0.2], 0.1, 300, start=0.2))
-    assert any(rests([0.2], 0.1, 300, start=0.2, accepted=2))
-    assert not any(rests([0.4], 0.1, 300, start=0.4, accepted=2))
+@pytest.fixture
+def clock():
+    params = given()
+    dec = decoder()
+    return OptionClock(dec, params, lambda: toys.prefill(dec, params))
+
+
+def test_drafts_are_weighed_against_steps_at_rest(clock):
+    """A step that chooses takes 1.25 steps at rest.  That belongs to no step of the lookup, which
+    finds drafts now and then; a drafter drafts in every step, and its costs are as they are."""
+    assert [name for name, _ in clock.options] == ["plain", *["lookup"] * 2, *["drafter"] * 2]
+    assert clock.rests and clock.plain == RESTS
+    given = [[4.0], [5.5], [6.0], [7.0, 7.5, 9.0], [7.5]]
+    costs = costs_of(clock, given, [5.0])
+    np.testing.assert_allclose(costs.seconds, [4.0, 4.5, 5.0, 7.5, 7.5])
+    assert costs.awake == 0.25
+    # A step that seems to choose in no time still rests, and one that was not timed never does.
+    assert 0 < costs_of(clock, given, [3.9]).awake < 1e-3
+    assert costs_of(clock, given, []).awake == 0
+
+
+def test_other_processes_change_no_cost(clock, monkeypatch):
+    """They make runs longer: a short run that they disturb would make a step look fast."""
+    quiet, number = {RESTS: 1.0, 0: 1.2, 1: 1.5, 2: 1.6, 3: 2.0, 4: 2.5}, iter(range(1000))
+
+    def runs(self, option):
+        late = 3.0 if next(number) % 5 == 1 else 0.0
+        short, long = (0.1 + 1e-3 * steps * quiet[option] for steps in (4, 20))
+        return Runs(short + late, long, 16) if late and option else Runs(short, long + late, 16)
+
+    monkeypatch.setattr(OptionClock, "runs", runs)
+    how = clock._decoder, clock._params, clock._prefill
+    costs = option_costs(*how, 100.0)
+    np.testing.assert_allclose(costs.seconds, [1e-3, 1.3e-3, 1.4e-3, 2e-3, 2.5e-3], rtol=1e-6)
+    assert costs.awake == pytest.approx(0.2)
+    # The first turn measures plain decoding, choosing, and the deepest drafts at any rate.
+    few = option_costs(*how, -1.0)
+    assert few.seconds[0] > 0 and few.awake > 0
 
 
 def test_a_step_that_saved_much_keeps_it_awake():
