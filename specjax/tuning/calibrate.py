@@ -126,19 +126,6 @@ class Costs(NamedTuple):
     awake: float  # what choosing takes, in steps of plain decoding; 0 where it never rests
 
 
-class Runs(NamedTuple):
-    """A run of few steps and one of more, whose difference is timed."""
-
-    short: float  # seconds
-    long: float
-    steps: int  # by which the second run is longer
-
-    @property
-    def seconds(self) -> float:
-        """Of a step."""
-        return max(self.long - self.short, 1e-9) / self.steps
-
-
 class OptionClock:
     """Times steps that are forced to take one option, in the program that decodes."""
 
@@ -168,11 +155,7 @@ class OptionClock:
         self._state = self._prefill()
 
     def sample(self, option: int) -> float:
-        """Returns the seconds of a step with an option, or with `RESTS` of one at rest."""
-        return self.runs(option).seconds
-
-    def runs(self, option: int) -> Runs:
-        """Runs steps with an option, or with `RESTS` at rest.
+        """Returns the seconds of a step with an option, or with `RESTS` of one at rest.
 
         A call has a cost before its first step, and its first step takes longer, since the
         processor's caches hold other data.  So the time of a short run is subtracted from that of a
@@ -187,15 +170,15 @@ class OptionClock:
             if steps == _SHORT and each > _SLOW * steps:
                 each, steps = self._run(forced, _SHORT)
                 if steps:
-                    return Runs(0.0, each, steps)
+                    return each / steps
             short, few = self._run(forced, _SHORT)
             long, many = self._run(forced, _LONG)
             if many > few:
-                return Runs(short, long, many - few)
+                return max(long - short, 1e-9) / (many - few)
             self.restart()  # the rows were full
         # There is room for very few steps.
         none, _ = self._run(forced, 0)
-        return Runs(none, each, max(steps, 1))
+        return max(each - none, 1e-9) / max(steps, 1)
 
     def _run(self, params: Params, most: int) -> tuple[float, int]:
         """Returns the seconds of at most this many steps, and their number."""
@@ -209,7 +192,7 @@ class OptionClock:
 def option_costs(
     decoder: Decoder, params: Params, prefill: Callable[[], DecodeState], budget: float
 ) -> Costs:
-    """Measures the seconds of a step with each option, and of choosing.
+    """Measures the median seconds of a step with each option, and of choosing.
 
     A drafter competes with steps at rest, which do not choose; nor do steps with its deepest
     drafts, most of which keep an earlier choice.  The seconds of the lookup are those without
@@ -228,33 +211,21 @@ def option_costs(
     depths = [depth for _, depth in clock.options]
     deepest = [index for index, depth in enumerate(depths) if depth == max(depths)]
     order = [*deepest, *(i for i in range(1, len(depths)) if i not in deepest)]
-    found: list[list[Runs]] = [[] for _ in depths]
-    awake: list[Runs] = []
+    found: list[list[float]] = [[] for _ in depths]
+    awake: list[float] = []
     for turn in range(_ROUNDS):
         if turn and time.perf_counter() - began > budget:
             break
-        found[0].append(clock.runs(clock.plain))
-        if clock.rests and found[0][-1].seconds <= _SLOW:
-            awake.append(clock.runs(0))
+        found[0].append(clock.sample(clock.plain))
+        if clock.rests and found[0][-1] <= _SLOW:
+            awake.append(clock.sample(0))
         for index in order:
             late = time.perf_counter() - began > budget
             if not late or (not turn and index in deepest):
-                found[index].append(clock.runs(index))
+                found[index].append(clock.sample(index))
         if turn + 1 >= _FEW_ROUNDS and all(map(_agree, found)):
             break
-    return costs_of(clock, [_undisturbed(each) for each in found], _undisturbed(awake))
-
-
-def _undisturbed(runs: Sequence[Runs]) -> list[float]:
-    """Returns the seconds of a step by the fastest runs, or nothing if there are none.
-
-    Other processes make a run longer, and the difference of two runs longer or shorter.
-    """
-    if not runs:
-        return []
-    alike = [each for each in runs if each.steps == runs[-1].steps]
-    short, long = (min(each) for each in zip(*[run[:2] for run in alike], strict=True))
-    return [Runs(short, long, runs[-1].steps).seconds]
+    return costs_of(clock, found, awake)
 
 
 def costs_of(
@@ -325,9 +296,8 @@ def _lengthened(prefill: Callable[[], DecodeState], more: int) -> DecodeState:
     return jax.tree_util.tree_map_with_path(moved, prefill())
 
 
-def _agree(runs: Sequence[Runs]) -> bool:
+def _agree(samples: Sequence[float]) -> bool:
     """Returns whether the samples of an option hardly differ."""
-    samples = [run.seconds for run in runs]
     few = len(samples) < _FEW_ROUNDS
     return not few and max(samples) <= (1 + _AGREED) * min(samples)
 

@@ -13,7 +13,6 @@ from specjax import RULES, Decoder, Params
 from specjax.proposers import RESTS, Adaptive
 from specjax.proposers.adaptive.rest import LONGEST, Rest
 from specjax.tuning import OptionClock, costs_of, option_costs
-from specjax.tuning.calibrate import Runs
 from specjax.types import ABSENT
 
 pytestmark = pytest.mark.xdist_group("rest")  # a tenth takes all of them, or none
@@ -76,23 +75,15 @@ def test_drafts_are_weighed_against_steps_at_rest(clock):
     assert costs_of(clock, given, []).awake == 0
 
 
-def test_other_processes_change_no_cost(clock, monkeypatch):
-    """They make runs longer: a short run that they disturb would make a step look fast."""
-    quiet, number = {RESTS: 1.0, 0: 1.2, 1: 1.5, 2: 1.6, 3: 2.0, 4: 2.5}, iter(range(1000))
-
-    def runs(self, option):
-        late = 3.0 if next(number) % 5 == 1 else 0.0
-        short, long = (0.1 + 1e-3 * steps * quiet[option] for steps in (4, 20))
-        return Runs(short + late, long, 16) if late and option else Runs(short, long + late, 16)
-
-    monkeypatch.setattr(OptionClock, "runs", runs)
+def test_choosing_is_measured_beside_steps_at_rest(clock, monkeypatch):
+    """Also where the budget suffices for one turn, which leaves out what can be interpolated."""
+    took = {RESTS: 1.0, 0: 1.2, 1: 1.5, 2: 1.7, 3: 2.0, 4: 2.5}
+    monkeypatch.setattr(OptionClock, "sample", lambda self, option: 1e-3 * took[option])
     how = clock._decoder, clock._params, clock._prefill
-    costs = option_costs(*how, 100.0)
-    np.testing.assert_allclose(costs.seconds, [1e-3, 1.3e-3, 1.4e-3, 2e-3, 2.5e-3], rtol=1e-6)
-    assert costs.awake == pytest.approx(0.2)
-    # The first turn measures plain decoding, choosing, and the deepest drafts at any rate.
-    few = option_costs(*how, -1.0)
-    assert few.seconds[0] > 0 and few.awake > 0
+    for budget, wanted in ((100.0, [1, 1.3, 1.5, 2, 2.5]), (-1.0, [1, 1 + 0.5 / 3, 1.5, 1.5, 2.5])):
+        costs = option_costs(*how, budget)
+        np.testing.assert_allclose(1e3 * costs.seconds, wanted)
+        assert costs.awake == pytest.approx(0.2)
 
 
 def test_a_step_that_saved_much_keeps_it_awake():
