@@ -347,7 +347,7 @@ def _measure(learned: Learned, clock: OptionClock, steps: Sequence[_Step]) -> No
     """Takes the costs of each option and of choosing; none where all samples were disturbed."""
     *options, awake = [list(itertools.chain(*step.seconds)) for step in steps]
     if all(options) and awake:
-        costs = costs_of(clock, options, awake)
+        costs = costs_of(clock, options, awake if clock.rests else [])
         learned.seconds, learned.awake = costs.seconds, costs.awake
 
 
