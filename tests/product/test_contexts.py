@@ -18,7 +18,7 @@ from specjax.proposers import Adaptive
 from specjax.serve import Engine
 from specjax.tuning import Learned, calibrate
 
-pytestmark = pytest.mark.xdist_group("contexts")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("contexts")  # a share takes all of them, or none
 
 MOST = 20
 """The longest text in which drafts pay: they cost nothing there, and nine passes above."""

@@ -15,7 +15,7 @@ from specjax.proposers.adaptive.rest import LONGEST, Rest
 from specjax.tuning import OptionClock, costs_of, option_costs
 from specjax.types import ABSENT
 
-pytestmark = pytest.mark.xdist_group("rest")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("rest")  # a share takes all of them, or none
 
 ROWS = 2
 
