@@ -7,8 +7,8 @@
 After a run it prints the seconds of CPU of each tier, and the files that cost most.  Where
 `SPECJAX_TEST_BUDGET=1` is set, a run past its budget fails; elsewhere it says so, since computers
 differ, and so does what else they do.  `tests/core/test_tiers.py` holds the costs that
-`--write-costs` wrote to the budget, on every computer.  `--share 3/20` runs one
-of twenty shares of what is collected, from 0/20 to 19/20.
+`--write-costs` wrote to the budget, on every computer.  `--share 3/20` runs one of twenty shares of
+what is collected, from 0/20 to 19/20.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Tiers:
         if (drawn := config.getoption("--share")) is not None:
             number, shares = drawn
             kept = [item for item in items if zlib.crc32(unit(item).encode()) % shares == number]
-            config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+            taken = set(kept)
+            config.hook.pytest_deselected(items=[item for item in items if item not in taken])
             items[:] = kept
         for item in items:
             if item.get_closest_marker("xdist_group") is None:

@@ -245,10 +245,12 @@ def tune(
     _measure(learned, clock, steps)
     start = beginning.start(learned.seconds[0])
     seconds, choosing = learned.seconds, learned.awake * learned.seconds[0]
-    awake = seconds + choosing * clock.sometimes
-    awake[0] += choosing
+    # Only plain decoding and "auto" rest.
+    without_rests = seconds + choosing * clock.sometimes
+    without_rests[0] += choosing
     candidates = [
-        way.candidate(seconds if way in (ways[0], auto) else awake, start) for way in (*ways, auto)
+        way.candidate(seconds if way in (ways[0], auto) else without_rests, start)
+        for way in (*ways, auto)
     ]
     own_trees = [(tree, candidates[ways.index(way)]) for tree, way in trees]
     weights, longest = weights_of(target, together), max(one.context for one in batches)
@@ -323,7 +325,8 @@ def _measured(
 def _only(learned: Learned, option: int) -> Learned:
     """Returns parameters with which every step takes one option, or none without its drafts.
 
-    Any other option is so dear that not even a trial of it could be paid.  Plain decoding rests.
+    Any other option is so dear that not even a trial of it could be paid.  Without drafts,
+    most steps are at rest.
     """
     seconds = np.full_like(learned.seconds, 1e9)
     seconds[0], seconds[option] = 1e3, 1.0
@@ -344,10 +347,10 @@ def _option(proposer: Adaptive, state: AdaptiveState) -> int:
 
 
 def _measure(learned: Learned, clock: OptionClock, steps: Sequence[_Step]) -> None:
-    """Takes the costs of each option and of choosing; none where all samples were disturbed."""
+    """Takes the costs of each option and of choosing, unless all samples of one were disturbed."""
     *options, awake = [list(itertools.chain(*step.seconds)) for step in steps]
     if all(options) and awake:
-        costs = costs_of(clock, options, awake if clock.rests else [])
+        costs = costs_of(clock, options, awake)
         learned.seconds, learned.awake = costs.seconds, costs.awake
 
 

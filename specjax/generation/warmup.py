@@ -66,7 +66,8 @@ _LEAST_BUDGET, _SHARE = 2.0, 0.05
 a share of the time for which it compiled."""
 
 _FIRST_BUDGET = 1.0
-"""The least seconds where there are few options, since there is little to choose."""
+"""The least seconds where there are few options.  Samples of a step may differ by 40 % on a busy
+machine, and a command keeps the costs for a day."""
 
 _compiled: Recent[Hashable, Learned | None] = Recent()
 """The structures that were compiled, and what was learned of those that draft adaptively."""

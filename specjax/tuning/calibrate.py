@@ -144,7 +144,7 @@ class OptionClock:
         self.options = proposer.options
         self.rests = proposer.rests
         self.plain = RESTS if self.rests else 0  # what most steps without drafts are
-        # [O] The lookup drafts in some steps, and choosing takes its time in the others as well.
+        # [O] Options of the lookup, which finds drafts in some steps only.
         self.sometimes = np.array([name == "lookup" for name, _ in self.options])
         self._decoder, self._params, self._prefill = decoder, params, prefill
         self._state = prefill()
@@ -194,9 +194,10 @@ def option_costs(
 ) -> Costs:
     """Measures the median seconds of a step with each option, and of choosing.
 
-    A drafter competes with steps at rest, which do not choose; nor do steps with its deepest
-    drafts, most of which keep an earlier choice.  The seconds of the lookup are those without
-    choosing: `Rest` weighs that against the drafts that it finds now and then.
+    Drafts of a drafter are compared with steps at rest, which spend no time on a choice.  Most
+    steps with its deepest drafts spend none either, since they keep an earlier choice.  The lookup
+    finds drafts in some steps only, and the others choose as well.  So the time of choosing is
+    subtracted from the seconds of its options, and `Rest` compares it with what drafts save.
 
     An option for which the budget has no time left is interpolated between the measured options of
     its proposer; plain decoding and the deepest drafts of each proposer are always measured.
@@ -236,16 +237,18 @@ def costs_of(
     Args:
       clock: which took the samples.
       samples: the seconds of steps with each option, of the first with `OptionClock.plain`.
-      awake: the seconds of steps that choose and have no drafts; empty: choosing takes no time.
+      awake: the seconds of steps that choose and have no drafts.  The time of choosing is 0 if
+        there are none, if it cannot rest, or if a step takes so long that this does not matter.
     """
     plain = statistics.median(samples[0])
-    choosing = max(statistics.median(awake) - plain, 0.0) if awake else 0.0
+    measured = bool(awake) and clock.rests and plain <= _SLOW
+    choosing = max(statistics.median(awake) - plain, 0.0) if measured else 0.0
     net = [
         [max(one - choosing, 1e-9) for one in each] if sometimes else each
         for each, sometimes in zip(samples, clock.sometimes, strict=True)
     ]
     # On a busy machine the difference of two times may be anything, and at 0 it would never rest.
-    share = float(np.clip(choosing / plain, cost_of_choosing(plain), 0.5)) if awake else 0.0
+    share = float(np.clip(choosing / plain, cost_of_choosing(plain), 0.5)) if measured else 0.0
     return Costs(seconds_of(clock.options, net), share)
 
 

@@ -62,17 +62,21 @@ def clock():
 
 
 def test_drafts_are_weighed_against_steps_at_rest(clock):
-    """A step that chooses takes 1.25 steps at rest.  That belongs to no step of the lookup, which
-    finds drafts now and then; a drafter drafts in every step, and its costs are as they are."""
+    """A step that chooses takes as long as 1.25 steps at rest.  This quarter is subtracted from the
+    options of the lookup, and not from those of the drafter, which are compared with rests."""
     assert [name for name, _ in clock.options] == ["plain", *["lookup"] * 2, *["drafter"] * 2]
     assert clock.rests and clock.plain == RESTS
-    given = [[4.0], [5.5], [6.0], [7.0, 7.5, 9.0], [7.5]]
-    costs = costs_of(clock, given, [5.0])
-    np.testing.assert_allclose(costs.seconds, [4.0, 4.5, 5.0, 7.5, 7.5])
-    assert costs.awake == 0.25
-    # A step that seems to choose in no time still rests, and one that was not timed never does.
-    assert 0 < costs_of(clock, given, [3.9]).awake < 1e-3
-    assert costs_of(clock, given, []).awake == 0
+    given = [[4e-3], [5.5e-3], [6e-3], [7e-3, 7.5e-3, 9e-3], [7.5e-3]]
+    costs = costs_of(clock, given, [5e-3])
+    np.testing.assert_allclose(1e3 * costs.seconds, [4.0, 4.5, 5.0, 7.5, 7.5])
+    assert costs.awake == pytest.approx(0.25)
+    # If choosing seems to take no time, a usual time is taken, or it would never rest.
+    assert costs_of(clock, given, [3.9e-3]).awake == pytest.approx(0.015)
+    # Without a measurement, and where a step takes long, there is none.
+    slow = [[100 * one for one in each] for each in given]
+    for samples, awake in ((given, []), (slow, [0.5])):
+        costs = costs_of(clock, samples, awake)
+        assert costs.awake == 0 and costs.seconds[1] == samples[1][0]
 
 
 def test_choosing_is_measured_beside_steps_at_rest(clock, monkeypatch):
