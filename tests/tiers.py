@@ -1,4 +1,4 @@
-"""The three tiers of the tests as a pytest plugin: what each costs, and how a tenth is drawn.
+"""The three tiers of the tests as a pytest plugin: what each costs, and how a share is drawn.
 
     tests/core      what `pytest` runs: laws over tables, enumeration, refusals, front doors
     tests/product   parity with transformers, families, formats, real jobs, benchmarks, notebooks
@@ -7,12 +7,13 @@
 After a run it prints the seconds of CPU of each tier, and the files that cost most.  Where
 `SPECJAX_TEST_BUDGET=1` is set, a run past its budget fails; elsewhere it says so, since computers
 differ, and so does what else they do.  `tests/core/test_tiers.py` holds the costs that
-`--write-costs` wrote to the budget, on every computer.  `--tenth K` runs the K-th tenth of what is
-collected, from 0 to 9.
+`--write-costs` wrote to the budget, on every computer.  `--share 3/20` runs one of twenty shares of
+what is collected, from 0/20 to 19/20.
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
 import json
 import os
@@ -51,22 +52,28 @@ def group(item: pytest.Item) -> str:
 
 
 def unit(item: pytest.Item) -> str:
-    """What a tenth takes or leaves as a whole: a named group, or a single test."""
+    """What a share takes or leaves as a whole: a named group, or a single test."""
     mark = item.get_closest_marker("xdist_group")
     return mark.args[0] if mark and mark.args[0] != item.path.name else item.nodeid
 
 
+def share(text: str) -> tuple[int, int]:
+    """Returns the number of a share, and how many there are, of a text such as "3/20"."""
+    number, _, shares = text.partition("/")
+    if not (number.isdecimal() and shares.isdecimal() and int(number) < int(shares)):
+        raise argparse.ArgumentTypeError(f"{text!r}; pass a number and the shares, such as 3/20")
+    return int(number), int(shares)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--tenth", type=int, choices=range(10), help="run this tenth of the tests, from 0 to 9"
-    )
+    parser.addoption("--share", type=share, help="run a share of the tests, from 0/N to N-1/N")
     parser.addoption(
         "--write-costs", action="store_true", help=f"write what this run took to {COSTS.name}"
     )
 
 
 class Tiers:
-    """Orders the tests, draws a tenth, and counts seconds of CPU by file."""
+    """Orders the tests, draws a share, and counts seconds of CPU by file."""
 
     def __init__(self, config: pytest.Config):
         self.config, self.spent = config, collections.Counter[str]()
@@ -76,10 +83,11 @@ class Tiers:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        tenth = config.getoption("--tenth")
-        if tenth is not None:
-            kept = [item for item in items if zlib.crc32(unit(item).encode()) % 10 == tenth]
-            config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        if (drawn := config.getoption("--share")) is not None:
+            number, shares = drawn
+            kept = [item for item in items if zlib.crc32(unit(item).encode()) % shares == number]
+            taken = set(kept)
+            config.hook.pytest_deselected(items=[item for item in items if item not in taken])
             items[:] = kept
         for item in items:
             if item.get_closest_marker("xdist_group") is None:

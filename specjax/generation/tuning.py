@@ -33,10 +33,10 @@ from specjax.tuning import (
     Plan,
     Tree,
     about,
+    costs_of,
     fastest_tree,
     judged_by_part,
     saved_plan,
-    seconds_of,
     step_costs,
     weights_of,
 )
@@ -111,8 +111,7 @@ class _Step(Timed):
     """Steps with an option, timed as often as a way decodes batches of prompts."""
 
     def __init__(self, option: int, clock: OptionClock, items: int) -> None:
-        self.options = clock.options
-        super().__init__("{} {}".format(*self.options[option]), items)
+        super().__init__(f"option {option}", items)
         self._option, self._clock = option, clock
 
     def run(self, item: int) -> Sample:
@@ -234,16 +233,25 @@ def tune(
         placed[0].params,
         functools.partial(placed[0].prefill, endless=True),
     )
-    steps = [_Step(option, clock, len(placed)) for option in range(len(proposer.options))]
+    # The last one chooses, and has no drafts.
+    forced = [clock.plain, *range(1, len(proposer.options)), 0]
+    steps = [_Step(option, clock, len(placed)) for option in forced]
     take_turns(steps, 1)
-    learned.seconds = _seconds(steps, learned)
+    _measure(learned, clock, steps)
     auto = _Way("auto", placed, dataclasses.replace(learned, seconds=learned.seconds.copy()))
     beginning = _Beginning("beginning", placed, _only(learned, 0))
     first_calls([auto, beginning])
     take_turns([*ways, auto, beginning, *steps], rounds)
-    learned.seconds = _seconds(steps, learned)
+    _measure(learned, clock, steps)
     start = beginning.start(learned.seconds[0])
-    candidates = [way.candidate(learned.seconds, start) for way in (*ways, auto)]
+    seconds, choosing = learned.seconds, learned.awake * learned.seconds[0]
+    # Only plain decoding and "auto" rest.
+    without_rests = seconds + choosing * clock.sometimes
+    without_rests[0] += choosing
+    candidates = [
+        way.candidate(seconds if way in (ways[0], auto) else without_rests, start)
+        for way in (*ways, auto)
+    ]
     own_trees = [(tree, candidates[ways.index(way)]) for tree, way in trees]
     weights, longest = weights_of(target, together), max(one.context for one in batches)
     plan = Plan(
@@ -252,6 +260,7 @@ def tune(
         (float(learned.prior[0]), float(learned.prior[1])),
         tuple(candidates),
         fastest_tree(candidates[0], candidates[-1], own_trees),
+        learned.awake,
     )
     if save:
         plan.save()
@@ -316,11 +325,13 @@ def _measured(
 def _only(learned: Learned, option: int) -> Learned:
     """Returns parameters with which every step takes one option, or none without its drafts.
 
-    Any other option is so dear that not even a trial of it could be paid.
+    Any other option is so dear that not even a trial of it could be paid.  Without drafts,
+    most steps are at rest.
     """
     seconds = np.full_like(learned.seconds, 1e9)
     seconds[0], seconds[option] = 1e3, 1.0
-    return Learned(seconds, learned.prior.copy(), 0.0)
+    awake = 0.0 if option else learned.awake
+    return Learned(seconds, learned.prior.copy(), 0.0, saved=0.0, awake=awake)
 
 
 def _option(proposer: Adaptive, state: AdaptiveState) -> int:
@@ -335,12 +346,12 @@ def _option(proposer: Adaptive, state: AdaptiveState) -> int:
     return proposer.options.index((name, width - 1))
 
 
-def _seconds(steps: Sequence[_Step], learned: Learned) -> np.ndarray:
-    """Returns the median seconds of a step with each option; unchanged where all were disturbed."""
-    samples = [list(itertools.chain(*step.seconds)) for step in steps]
-    if not all(samples):
-        return learned.seconds
-    return seconds_of(steps[0].options, samples)
+def _measure(learned: Learned, clock: OptionClock, steps: Sequence[_Step]) -> None:
+    """Takes the costs of each option and of choosing, unless all samples of one were disturbed."""
+    *options, awake = [list(itertools.chain(*step.seconds)) for step in steps]
+    if all(options) and awake:
+        costs = costs_of(clock, options, awake)
+        learned.seconds, learned.awake = costs.seconds, costs.awake
 
 
 def _learn(learned: Learned, way: _Way, option: tuple[str, int]) -> None:

@@ -46,7 +46,6 @@ from specjax.tuning import (
     Weights,
     about,
     add_demand,
-    awake_cost,
     judged_by_part,
     keep_costs,
     keep_demand,
@@ -66,8 +65,9 @@ _LEAST_BUDGET, _SHARE = 2.0, 0.05
 """The seconds that the first request of a kind may measure what its options cost: at least, and as
 a share of the time for which it compiled."""
 
-_FIRST_BUDGET = 0.1
-"""The least seconds where there are few options, since there is little to choose."""
+_FIRST_BUDGET = 1.0
+"""The least seconds where there are few options.  Samples of a step may differ by 40 % on a busy
+machine, and a command keeps the costs for a day."""
 
 _compiled: Recent[Hashable, Learned | None] = Recent()
 """The structures that were compiled, and what was learned of those that draft adaptively."""
@@ -230,13 +230,12 @@ def _compile(ready: Ready, started: float, whole: Prepared) -> Learned | None:
         measuring = time.perf_counter()
         least = _LEAST_BUDGET if prepared is whole else _FIRST_BUDGET
         budget = max(least, _SHARE * (measuring - started))
-        seconds, longer = seconds_by_context(
+        costs, longer = seconds_by_context(
             prepared.decoder, ready.params, restart, budget,
             int(prepared.lengths.max()), prepared.context,
         )  # fmt: skip
         prior = np.array(ready.params.proposer.prior)
-        learned = Learned(seconds, prior, 0.0, longer=longer)
-        learned.awake = awake_cost(prepared.decoder, ready.params, restart, float(seconds[0]))
+        learned = Learned(costs.seconds, prior, 0.0, longer=longer, awake=costs.awake)
         learned.spent = time.perf_counter() - measuring
         keep_costs(learned, *known)
     if learned is not None and prepared is not whole:

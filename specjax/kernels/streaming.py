@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 from llvmlite import ir
 
-from specjax.kernels.emitting import FLOAT, Emitter, Value, word, zeros
+from specjax.kernels.emitting import FLOAT, Emitter, Read, Value, word, zeros
 from specjax.kernels.forms import Machine, Operands
 from specjax.kernels.orders import AHEAD, row_at
 
@@ -41,7 +39,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
     """
     b, lanes, streams = emit.b, machine.lanes, machine.streams
     size = 4 if of.w.type.pointee == FLOAT else 2
-    depth, at_once = (_DEEP, lanes) if streams == 1 else (streams, 2 * lanes)
+    depth = _DEEP if streams == 1 else streams
     pitch = _WIDEST + _LINE // 4  # rows of powers of two would share few places of the L1 cache
     with b.goto_entry_block():
         room = b.alloca(ir.ArrayType(FLOAT, FEW * pitch))
@@ -51,9 +49,7 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
     def add(k: Value, deep: int, m: Value, many: int, begin: Value, stop: Value, step: int) -> None:
         """Adds the rows of turns [k, k + deep) of the matrix to the sums of `many` rows of x.
 
-        Args:
-          begin, stop: the columns.
-          step: how many of them pass at once.
+        `step` of the columns [begin, stop) pass at once.
         """
         rows = [row_at(emit, streams, of.depth, b.add(k, word(i))) for i in range(deep)]
         weights = [b.gep(of.w, [b.mul(row, of.stride)]) for row in rows]
@@ -69,9 +65,8 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
         ahead = b.mul(of.stride, word(_DEEP)) if streams == 1 else word(AHEAD // size)
         with emit.loop(begin, stop, step) as (j, _, _):
             if step > 1 and deep > 1:
-                later = b.add(j, ahead)
-                for row, line in itertools.product(weights, range(0, step, _LINE // size)):
-                    emit.prefetch(b.gep(row, [b.add(later, word(line))]))
+                for row in weights:  # a vector is a line of the cache or a part of one
+                    emit.prefetch(b.gep(row, [b.add(j, ahead)]))
             totals = [emit.read(place, j, kind, 4) for place in sums]
             for i in range(deep):
                 weight = emit.weights(weights[i], j, None if step == 1 else step)
@@ -84,18 +79,17 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
 
     whole = emit.whole(of.depth, depth)
     count = b.sub(end, start)
-    far, near = (b.add(start, emit.whole(count, step)) for step in (at_once, lanes))
+    middle = b.add(start, emit.whole(count, lanes))
     singly, together = [(word(0), of.rows, 1)], emit.groups(of.rows, FEW)
-    wide, narrow, rest = (start, far, at_once), (far, near, lanes), (near, end, 1)
-    many = [wide] if at_once == lanes else [wide, narrow]
+    vectors, rest = (start, middle, lanes), (middle, end, 1)
     with emit.loop(word(0), of.rows, 1) as (m, _, _):
         place = b.gep(held, [b.mul(m, word(pitch))])
         with emit.loop(word(0), count, 1) as (j, _, _):
             emit.write(zeros(FLOAT), place, j, 4)
     for low, high, deep, groups, columns in (
-        (word(0), whole, depth, together, many),
+        (word(0), whole, depth, together, [vectors]),
         (word(0), whole, depth, singly, [rest]),
-        (whole, of.depth, 1, singly, [*many, rest]),
+        (whole, of.depth, 1, singly, [vectors, rest]),
     ):
         with emit.loop(low, high, deep) as (k, _, _):
             for first, last, size_of_group in groups:
@@ -104,5 +98,8 @@ def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Val
                         add(k, deep, m, size_of_group, begin, stop, step)
     with emit.loop(word(0), of.rows, 1) as (m, _, _):
         place, result = b.gep(held, [b.mul(m, word(pitch))]), b.gep(of.y, [b.mul(m, of.count)])
-        with emit.loop(word(0), count, 1) as (j, _, _):
-            emit.write(emit.read(place, j, FLOAT, 4), result, b.add(start, j), 4)
+
+        def write(j: Value, read: Read, place: Value = place, result: Value = result) -> None:
+            emit.write(read(place, j), result, b.add(start, j), 4)
+
+        emit.each(word(0), count, lanes, write)

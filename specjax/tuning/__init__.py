@@ -6,13 +6,13 @@ from specjax._internal.lazily import lazily
 
 if TYPE_CHECKING:
     from specjax.tuning.calibrate import (
+        Costs,
         Learned,
         OptionClock,
-        awake_cost,
+        costs_of,
         judged_by_part,
-        option_seconds,
+        option_costs,
         seconds_by_context,
-        seconds_of,
     )
     from specjax.tuning.costs import step_costs, step_seconds
     from specjax.tuning.demand import Demand
@@ -40,6 +40,7 @@ __getattr__ = lazily(__name__, __file__)
 
 __all__ = [
     "Candidate",
+    "Costs",
     "Demand",
     "Learned",
     "OptionClock",
@@ -48,19 +49,18 @@ __all__ = [
     "Weights",
     "about",
     "add_demand",
-    "awake_cost",
     "contexts_of",
+    "costs_of",
     "fastest_tree",
     "judged_by_part",
     "keep_costs",
     "keep_demand",
-    "option_seconds",
+    "option_costs",
     "read_costs",
     "read_demand",
     "read_plan",
     "saved_plan",
     "seconds_by_context",
-    "seconds_of",
     "step_costs",
     "step_seconds",
     "weights_of",

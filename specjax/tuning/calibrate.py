@@ -7,6 +7,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,8 +22,6 @@ from specjax.types import DecodeState, Params
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
 _SLOW = 0.02  # seconds of a step above which the cost of a call does not matter
 _ROUNDS = 7
-_REST_ROUNDS = 5
-_QUICK = 0.005  # seconds of a step from which on the time of choosing does not matter
 
 _AGREED, _FEW_ROUNDS = 0.05, 3
 """After so few rounds the samples of each option suffice, if they differ by this share at most."""
@@ -52,7 +51,7 @@ class Learned:
         np.ndarray, ...
     ] = ()  # what trees and chains of each size gave, if it drafts trees
     saved: float = 1.0  # what drafts saved a step, in steps of plain decoding
-    awake: float = 0.0  # what a step of choosing costs more than one at rest, in the same unit
+    awake: float = 0.0  # what choosing costs in a step, in the same unit
     demand: Demand | None = None  # for options that are not compiled; None: all of them are
 
     @property
@@ -120,6 +119,13 @@ def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
     return made if len(old.sharding.device_set) == 1 else jax.device_put(made, old.sharding)
 
 
+class Costs(NamedTuple):
+    """What was measured of the options."""
+
+    seconds: np.ndarray  # [O] of a step with each option
+    awake: float  # what choosing takes, in steps of plain decoding; 0 where it never rests
+
+
 class OptionClock:
     """Times steps that are forced to take one option, in the program that decodes."""
 
@@ -134,7 +140,12 @@ class OptionClock:
           prefill: makes a state whose rows have space for some steps.
         """
         assert isinstance(decoder.proposer, Adaptive)
-        self.options = decoder.proposer.options
+        proposer = decoder.proposer
+        self.options = proposer.options
+        self.rests = proposer.rests
+        self.plain = RESTS if self.rests else 0  # what most steps without drafts are
+        # [O] Options of the lookup, which finds drafts in some steps only.
+        self.sometimes = np.array([name == "lookup" for name, _ in self.options])
         self._decoder, self._params, self._prefill = decoder, params, prefill
         self._state = prefill()
 
@@ -144,7 +155,7 @@ class OptionClock:
         self._state = self._prefill()
 
     def sample(self, option: int) -> float:
-        """Returns the seconds of a step with an option.
+        """Returns the seconds of a step with an option, or with `RESTS` of one at rest.
 
         A call has a cost before its first step, and its first step takes longer, since the
         processor's caches hold other data.  So the time of a short run is subtracted from that of a
@@ -178,10 +189,15 @@ class OptionClock:
         return seconds, int(np.max(to_host(self._state.stats.target_passes))) - before
 
 
-def option_seconds(
+def option_costs(
     decoder: Decoder, params: Params, prefill: Callable[[], DecodeState], budget: float
-) -> np.ndarray:
-    """Measures the median seconds [O] of a step with each option.
+) -> Costs:
+    """Measures the median seconds of a step with each option, and of choosing.
+
+    Drafts of a drafter are compared with steps at rest, which spend no time on a choice.  Most
+    steps with its deepest drafts spend none either, since they keep an earlier choice.  The lookup
+    finds drafts in some steps only, and the others choose as well.  So the time of choosing is
+    subtracted from the seconds of its options, and `Rest` compares it with what drafts save.
 
     An option for which the budget has no time left is interpolated between the measured options of
     its proposer; plain decoding and the deepest drafts of each proposer are always measured.
@@ -195,36 +211,45 @@ def option_seconds(
     began, clock = time.perf_counter(), OptionClock(decoder, params, prefill)
     depths = [depth for _, depth in clock.options]
     deepest = [index for index, depth in enumerate(depths) if depth == max(depths)]
-    order = [0, *deepest, *(i for i in range(1, len(depths)) if i not in deepest)]
+    order = [*deepest, *(i for i in range(1, len(depths)) if i not in deepest)]
     found: list[list[float]] = [[] for _ in depths]
+    awake: list[float] = []
     for turn in range(_ROUNDS):
+        if turn and time.perf_counter() - began > budget:
+            break
+        found[0].append(clock.sample(clock.plain))
+        if clock.rests and found[0][-1] <= _SLOW:
+            awake.append(clock.sample(0))
         for index in order:
             late = time.perf_counter() - began > budget
-            if not late or (not turn and (not index or index in deepest)):
+            if not late or (not turn and index in deepest):
                 found[index].append(clock.sample(index))
         if turn + 1 >= _FEW_ROUNDS and all(map(_agree, found)):
             break
-    return seconds_of(clock.options, found)
+    return costs_of(clock, found, awake)
 
 
-def awake_cost(
-    decoder: Decoder, params: Params, prefill: Callable[[], DecodeState], plain: float
-) -> float:
-    """Measures what a step of choosing takes longer than one at rest, as a share of the former.
-
-    The share of a step of more than 5 ms is small, so it is not measured, and 0 is returned.
+def costs_of(
+    clock: OptionClock, samples: Sequence[Sequence[float]], awake: Sequence[float]
+) -> Costs:
+    """Returns the costs by the medians of samples.
 
     Args:
-      decoder, params, prefill: as for `option_seconds`.
-      plain: seconds of a step without drafts.
+      clock: which took the samples.
+      samples: the seconds of steps with each option, of the first with `OptionClock.plain`.
+      awake: the seconds of steps that choose and have no drafts.  The time of choosing is 0 if
+        there are none, if it cannot rest, or if a step takes so long that this does not matter.
     """
-    if plain > _QUICK or not decoder.proposer.rests:
-        return 0.0
-    clock = OptionClock(decoder, params, prefill)
-    pairs = [(clock.sample(RESTS), clock.sample(0)) for _ in range(_REST_ROUNDS)]
-    found = statistics.median(1 - rest / awake for rest, awake in pairs)
+    plain = statistics.median(samples[0])
+    measured = bool(awake) and clock.rests and plain <= _SLOW
+    choosing = max(statistics.median(awake) - plain, 0.0) if measured else 0.0
+    net = [
+        [max(one - choosing, 1e-9) for one in each] if sometimes else each
+        for each, sometimes in zip(samples, clock.sometimes, strict=True)
+    ]
     # On a busy machine the difference of two times may be anything, and at 0 it would never rest.
-    return float(np.clip(found, cost_of_choosing(plain), 0.5))
+    share = float(np.clip(choosing / plain, cost_of_choosing(plain), 0.5)) if measured else 0.0
+    return Costs(seconds_of(clock.options, net), share)
 
 
 def seconds_by_context(
@@ -234,34 +259,35 @@ def seconds_by_context(
     budget: float,
     begins: int,
     ends: int,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Measures the seconds [O] at the beginning of a text, and from there on by context [C, O].
+) -> tuple[Costs, np.ndarray | None]:
+    """Measures the costs at the beginning of a text, and from there on the seconds by context.
 
     A step takes longer by so much a token of the text, so what lies between the beginning and the
     end is interpolated.  At the end only the length of the caches is real, and not what they hold.
 
     Args:
-      decoder, params, prefill: as for `option_seconds`.
+      decoder, params, prefill: as for `option_costs`.
       budget: seconds, of both measurements together.
       begins: tokens of the longest prompt.
       ends: tokens of the longest text.
 
     Returns:
-      The seconds at the beginning, and those of each of `AdaptiveParams.contexts`, or None if there
-      is one context or no room for a measurement at the end.
+      The costs at the beginning, and the seconds [C, O] of each of `AdaptiveParams.contexts`, or
+      None if there is one context or no room for a measurement at the end.
     """
     own: AdaptiveParams = params.proposer
     late = ends - _LONG * 2 * (decoder.proposer.max_depth + 1)
     if own.contexts is None or late - begins < ends // 2:
-        return option_seconds(decoder, params, prefill, budget), None
-    first = option_seconds(decoder, params, prefill, budget / 2)
+        return option_costs(decoder, params, prefill, budget), None
+    costs = option_costs(decoder, params, prefill, budget / 2)
+    first = costs.seconds
     moved = functools.partial(_lengthened, prefill, late - begins)
-    last = np.maximum(option_seconds(decoder, params, moved, budget / 2), first)
+    last = np.maximum(option_costs(decoder, params, moved, budget / 2).seconds, first)
     places = np.minimum(to_host(own.contexts), ends)
     share = np.clip((places - begins) / (late - begins), 0.0, None)[:, None]
     rows = first + share * (last - first)
     rows[places <= max(begins, places[0])] = first
-    return first, rows
+    return costs, rows
 
 
 def _lengthened(prefill: Callable[[], DecodeState], more: int) -> DecodeState:

@@ -80,6 +80,7 @@ class Plan:
     prior: tuple[float, float]  # acceptance rates of lookup and drafter
     candidates: tuple[Candidate, ...]  # plain decoding first, then the others, "auto" last
     tree: Tree | None = None  # what "auto" stands for where the same drafter is passed
+    awake: float = 0.0  # what choosing takes, in steps of plain decoding
 
     @property
     def best(self) -> Candidate:
@@ -260,13 +261,16 @@ def saved_plan(about: dict[str, Any]) -> Plan | None:
         fits = found["about"] == about and len(seconds) == len(about["options"])
         if not fits or prior.shape != (2,) or not (np.isfinite(seconds) & (seconds > 0)).all():
             raise ValueError("its figures are not those of this model")
+        awake = float(found.get("awake", 0.0))  # a plan of an earlier version does not say
+        if not 0 <= awake < 1:
+            raise ValueError(f"its time of choosing is {awake}")
         candidates = tuple(Candidate(**one) for one in found["candidates"])
         tree = _tree_of(found.get("tree"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         _tell(f"the plan {path} cannot be used ({error}); a new one is made")
         return None
     rates = float(prior[0]), float(prior[1])
-    return Plan(about, tuple(seconds.tolist()), rates, candidates, tree)
+    return Plan(about, tuple(seconds.tolist()), rates, candidates, tree, awake)
 
 
 _told: set[str] = set()
@@ -316,5 +320,5 @@ def read_plan(about: dict[str, Any]) -> Learned | None:
         rows.append(rows[-1] if each is None else each.seconds)
     return Learned(
         np.array(plan.seconds), np.array(plan.prior), 0.0, judged=np.full(2, np.inf),
-        longer=np.array(rows[::-1]) if len(rows) > 1 else None,
+        longer=np.array(rows[::-1]) if len(rows) > 1 else None, awake=plan.awake,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from specjax import Aligned, NGram
 from specjax.proposers import FirstOf
 from specjax.types import ABSENT, Block
 
-pytestmark = pytest.mark.xdist_group("aligned")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("aligned")  # a share takes all of them, or none
 
 PROMPTS = [[5, 9, 7], [11, 3, 8, 2, 40, 17], [30]]
 NEW, DEPTH = 28, 6

@@ -3,7 +3,7 @@
 import pytest
 from audit_faults import TARGETS, check_found, suspicions_are_cheap  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.xdist_group("audit faults targets")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("audit faults targets")  # a share takes all of them, or none
 
 
 @pytest.mark.usefixtures("suspicions_are_cheap")

@@ -20,7 +20,7 @@ from specjax.cli import main
 from specjax.generation.run import decode
 from specjax.generation.warmup import WARM_STEPS, place, warm_up
 
-pytestmark = pytest.mark.xdist_group("calls")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("calls")  # a share takes all of them, or none
 
 PROMPTS = [[5, 6], [7], [5, 6, 7]]
 TINY = pathlib.Path(__file__).parents[2] / "checkpoints" / "tiny"

@@ -15,7 +15,7 @@ from specjax.caches import ChoosingCache, PagedCache, as_read, chunks_of_turn, s
 from specjax.models import LinenModel, Transformer, TransformerConfig
 from specjax.proposers import Chain
 
-pytestmark = pytest.mark.xdist_group("choosing caches")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("choosing caches")  # a share takes all of them, or none
 
 FIRST, LAST, CHUNK, ROOM = 2, 3, 4, 5
 LENGTHS = np.array([0, 4, 13, 21, 40, 60])

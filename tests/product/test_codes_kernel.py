@@ -29,7 +29,7 @@ from specjax.kernels.forms import Machine
 from specjax.kernels.rounded_codes import RoundedCodes
 from specjax.models.packed import Packed
 
-pytestmark = pytest.mark.xdist_group("codes kernel")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("codes kernel")  # a share takes all of them, or none
 
 LAST = ((1,), (0,)), ((), ())
 

@@ -18,7 +18,7 @@ from specjax.proposers import Adaptive
 from specjax.serve import Engine
 from specjax.tuning import Learned, calibrate
 
-pytestmark = pytest.mark.xdist_group("contexts")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("contexts")  # a share takes all of them, or none
 
 MOST = 20
 """The longest text in which drafts pay: they cost nothing there, and nine passes above."""
@@ -139,13 +139,15 @@ def test_costs_are_measured_at_the_beginning_and_the_end(monkeypatch):
         whole = {int(state.length.max()) - int(x.max()) for x in lengths_of(state)}
         assert whole <= {0, 1}  # a cache lacks the pending token
         lengths.append(int(state.length.max()))
-        return np.array([1.0, 2.0, 3.0, 2.0, 3.0]) * (1 + lengths[-1] / 1024)
+        seconds = np.array([1.0, 2.0, 3.0, 2.0, 3.0]) * (1 + lengths[-1] / 1024)
+        return calibrate.Costs(seconds, 0.1 / len(lengths))
 
-    monkeypatch.setattr(calibrate, "option_seconds", timed)
+    monkeypatch.setattr(calibrate, "option_costs", timed)
     params = with_contexts((1024, 2048, 4096), *[CHEAP] * 3)
     begins = int(toys.LENGTHS.max())
     how = dec, params, lambda: toys.prefill(dec, params), 1.0, begins
-    first, rows = calibrate.seconds_by_context(*how, 3000)
+    (first, awake), rows = calibrate.seconds_by_context(*how, 3000)
+    assert awake == 0.1  # of the beginning
     assert lengths[0] == begins and 2000 < lengths[1] < 3000
     wanted = [1 + length / 1024 for length in (begins, 2048, 3000)]
     np.testing.assert_allclose(rows[:, 0], wanted, rtol=1e-5)
@@ -154,7 +156,7 @@ def test_costs_are_measured_at_the_beginning_and_the_end(monkeypatch):
     np.testing.assert_allclose(own.seconds, rows, rtol=1e-6)
     # Without room at the end, and with one context, the beginning counts everywhere.
     for given, ends in ((params, begins + 100), (arrays(CHEAP), 3000)):
-        first, none = calibrate.seconds_by_context(dec, given, how[2], 1.0, begins, ends)
+        (first, _), none = calibrate.seconds_by_context(dec, given, how[2], 1.0, begins, ends)
         own = Learned(first, np.array([0.5, 0.4]), 0.0, longer=none).put(given).proposer
         assert none is None
         np.testing.assert_allclose(own.seconds, np.broadcast_to(first, own.seconds.shape))

@@ -26,7 +26,7 @@ from specjax.training import dataset, sources
 from specjax.training.jobs import distill, evaluate, generate
 from specjax.training.written import Written
 
-pytestmark = pytest.mark.xdist_group("dataset")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("dataset")  # a share takes all of them, or none
 
 PROMPTS = ["import os\n", "def f(x):\n    return", "class A:\n"]
 

@@ -17,7 +17,7 @@ from specjax.kernels import available, drawing
 from specjax.proposers import NoProposer
 from specjax.rules import Match
 
-pytestmark = pytest.mark.xdist_group("draws")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("draws")  # a share takes all of them, or none
 
 # Sizes around those of vectors, of two vectors together, and of usual vocabularies.
 SIZES = 1, 3, 16, 17, 33, 100, 4096, 50_257

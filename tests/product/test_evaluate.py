@@ -18,7 +18,7 @@ from specjax.rollouts import Sampler, compare_scores, find_checkpoints, rollout_
 from specjax.rollouts.depths import Depths, Turn
 from specjax.text import Texts
 
-pytestmark = pytest.mark.xdist_group("evaluate")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("evaluate")  # a share takes all of them, or none
 
 RECORDS = [{"prompt": "def f(", "wanted": "e"}, {"prompt": "import os\n", "wanted": " "}]
 NEW, SAMPLES, DRAFTS = 10, 2, 4

@@ -14,7 +14,7 @@ from specjax.kernels import available
 from specjax.models.feed_forward.by_expert import Stacks, grouped, in_tiles, tile_size
 from specjax.models.products import stacked_product
 
-pytestmark = pytest.mark.xdist_group("experts")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("experts")  # a share takes all of them, or none
 
 EXPERTS, COUNT, HIDDEN, INNER = 20, 3, 40, 24
 

@@ -20,7 +20,7 @@ from specjax.files.checkpoint import _usual_dtype
 from specjax.kernels import gpu_attention
 from specjax.models import attend, attend_on, cpu_attend, gpu_attend
 
-pytestmark = pytest.mark.xdist_group("gpu attention")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("gpu attention")  # a share takes all of them, or none
 
 SHAPE = (2, 5, 6, 2, 16, 256)  # rows, tokens, heads, key heads, numbers of a head, slots
 SCALE = SHAPE[4] ** -0.5

@@ -17,7 +17,7 @@ from specjax.models import cpu_dot_general, dot_general, gpu_dot_general
 from specjax.models.feed_forward import Stacks, by_kernel, grouped
 from specjax.models.packed import Packed, of_kernel
 
-pytestmark = pytest.mark.xdist_group("gpu codes")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("gpu codes")  # a share takes all of them, or none
 
 KINDS = (
     "fp8-partial-blocks", "fp8-one-scale", "float-outputs", "int8-groups", "int8-zeros",

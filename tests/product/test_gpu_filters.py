@@ -12,7 +12,7 @@ import pytest
 import specjax
 from specjax import kernels
 
-pytestmark = pytest.mark.xdist_group("gpu filters")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("gpu filters")  # a share takes all of them, or none
 
 SETTINGS = [  # top_k, top_p, min_p: of one row each
     (0, 1.0, 0.0),

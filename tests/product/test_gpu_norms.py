@@ -23,7 +23,7 @@ from specjax.models import (
 )
 from specjax.models.layers import Pending
 
-pytestmark = pytest.mark.xdist_group("gpu norms")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("gpu norms")  # a share takes all of them, or none
 
 EPS = 1e-5
 

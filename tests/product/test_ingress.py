@@ -27,7 +27,7 @@ from specjax.serve.fleet.events import Absent, Events, Lost  # noqa: E402
 from specjax.serve.fleet.ingress import Full  # noqa: E402
 from specjax.serve.http import Limits, make_app  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("ingress")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("ingress")  # a share takes all of them, or none
 
 PATH, CHATS = "/v1/completions", "/v1/chat/completions"
 ASK = {"prompt": "def main(", "max_tokens": 14, "seed": 3, "temperature": 0.8, "stream": True}

@@ -8,7 +8,7 @@ from latent_model import CAPACITY, EOS, ROWS, VOCAB, close, model, read, tokens,
 
 import specjax
 
-pytestmark = pytest.mark.xdist_group("latent decoding")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("latent decoding")  # a share takes all of them, or none
 
 
 def test_a_tree_is_its_chains():

@@ -42,7 +42,7 @@ PAGED = [kind for kind in PAGED if kind[1] == "float32" or kind[2] == 48]
 
 
 def grouped(cases: list[tuple[Any, ...]]) -> list[Any]:
-    """Returns cases of which a tenth takes all of a network, or none."""
+    """Returns cases of which a share takes all of a network, or none."""
     group = pytest.mark.xdist_group
     return [pytest.param(*case, marks=group(f"layers-{case[0]}-{case[1]}")) for case in cases]
 

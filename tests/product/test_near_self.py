@@ -16,7 +16,7 @@ from specjax.methods import near_self
 from specjax.models import Latent, LinenModel, Transformer
 from specjax.proposers import Chain
 
-pytestmark = pytest.mark.xdist_group("near self")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("near self")  # a share takes all of them, or none
 
 MODEL = toys.model()
 SHAPES = {

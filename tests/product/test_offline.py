@@ -12,7 +12,7 @@ from table_pair import stand_in
 
 from specjax.serve import RowWriter, row_seed, write_texts
 
-pytestmark = pytest.mark.xdist_group("offline")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("offline")  # a share takes all of them, or none
 
 SETTINGS = {"max_new_tokens": 12, "temperature": 1.0, "eos": []}
 

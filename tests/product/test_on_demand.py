@@ -20,7 +20,7 @@ from specjax.drafters import automatic, on_demand
 from specjax.generation.warmup import warm_up
 from specjax.tuning import Demand, add_demand, keep_demand, read_demand
 
-pytestmark = pytest.mark.xdist_group("on demand")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("on demand")  # a share takes all of them, or none
 
 PROMPT, HOW = "the cat the cat", {"max_new_tokens": 24, "temperature": 0.9, "seed": 3}
 SMALL = (("plain", 0), ("lookup", 4))

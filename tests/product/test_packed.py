@@ -19,7 +19,7 @@ from specjax.files.packed.matrix import raw
 from specjax.models import Tensor, cpu_dot_general, dot_general
 from specjax.models.products import stacked_product
 
-pytestmark = pytest.mark.xdist_group("packed")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("packed")  # a share takes all of them, or none
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 CONFIGS = json.loads((FIXTURES / "packed.json").read_text())

@@ -18,7 +18,7 @@ from specjax.models import LinenModel, quantise
 from specjax.models.layers import look_up
 from specjax.models.products import dot_general, float32_dot_general
 
-pytestmark = pytest.mark.xdist_group("platforms")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("platforms")  # a share takes all of them, or none
 
 
 def test_a_choice_is_made_where_a_program_is_lowered():

@@ -19,7 +19,7 @@ import specjax
 from specjax.generation import Request, prepare
 from specjax.generation import warmup as warming
 
-pytestmark = pytest.mark.xdist_group("prepared")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("prepared")  # a share takes all of them, or none
 
 PROMPTS = ["the cat the cat", "a dog"]
 SETTINGS = {

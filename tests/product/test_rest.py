@@ -12,23 +12,23 @@ from toys import TABLES as toys
 from specjax import RULES, Decoder, Params
 from specjax.proposers import RESTS, Adaptive
 from specjax.proposers.adaptive.rest import LONGEST, Rest
+from specjax.tuning import OptionClock, costs_of, option_costs
 from specjax.types import ABSENT
 
-pytestmark = pytest.mark.xdist_group("rest")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("rest")  # a share takes all of them, or none
 
 ROWS = 2
 
 
-def after(rest, saved, cost, accepted=0):
-    numbers = (jnp.full(ROWS, number, jnp.float32) for number in (saved, accepted))
-    return rest.after(*numbers, jnp.float32(cost))
+def after(rest, saved, cost):
+    return rest.after(jnp.full(ROWS, saved, jnp.float32), jnp.float32(cost))
 
 
-def rests(saved, cost, steps, start=0.0, accepted=0):
+def rests(saved, cost, steps, start=0.0):
     """The rests of a text whose awake steps save these times in turn."""
     rest, found = Rest.start(ROWS, jnp.float32(start), jnp.float32(cost)), []
     for step in range(steps):
-        rest = after(rest, saved[step % len(saved)], cost, accepted)
+        rest = after(rest, saved[step % len(saved)], cost)
         assert len(set(np.asarray(rest.steps).tolist())) == 1
         found.append(int(rest.steps[0]))
     return found
@@ -54,11 +54,40 @@ def test_it_does_not_rest_where_drafts_save_more():
     assert any(rests([0.0, 0.0, 0.0, 0.3], 0.1, 300))
 
 
-def test_a_step_with_several_tokens_stands_for_as_many_steps_at_rest():
-    """Choosing costs .1 of a step: for three tokens, steps at rest save .3 beside awake ones."""
-    assert not any(rests([0.2], 0.1, 300, start=0.2))
-    assert any(rests([0.2], 0.1, 300, start=0.2, accepted=2))
-    assert not any(rests([0.4], 0.1, 300, start=0.4, accepted=2))
+@pytest.fixture
+def clock():
+    params = given()
+    dec = decoder()
+    return OptionClock(dec, params, lambda: toys.prefill(dec, params))
+
+
+def test_drafts_are_weighed_against_steps_at_rest(clock):
+    """A step that chooses takes as long as 1.25 steps at rest.  This quarter is subtracted from the
+    options of the lookup, and not from those of the drafter, which are compared with rests."""
+    assert [name for name, _ in clock.options] == ["plain", *["lookup"] * 2, *["drafter"] * 2]
+    assert clock.rests and clock.plain == RESTS
+    given = [[4e-3], [5.5e-3], [6e-3], [7e-3, 7.5e-3, 9e-3], [7.5e-3]]
+    costs = costs_of(clock, given, [5e-3])
+    np.testing.assert_allclose(1e3 * costs.seconds, [4.0, 4.5, 5.0, 7.5, 7.5])
+    assert costs.awake == pytest.approx(0.25)
+    # If choosing seems to take no time, a usual time is taken, or it would never rest.
+    assert costs_of(clock, given, [3.9e-3]).awake == pytest.approx(0.015)
+    # Without a measurement, and where a step takes long, there is none.
+    slow = [[100 * one for one in each] for each in given]
+    for samples, awake in ((given, []), (slow, [0.5])):
+        costs = costs_of(clock, samples, awake)
+        assert costs.awake == 0 and costs.seconds[1] == samples[1][0]
+
+
+def test_choosing_is_measured_beside_steps_at_rest(clock, monkeypatch):
+    """Also where the budget suffices for one turn, which leaves out what can be interpolated."""
+    took = {RESTS: 1.0, 0: 1.2, 1: 1.5, 2: 1.7, 3: 2.0, 4: 2.5}
+    monkeypatch.setattr(OptionClock, "sample", lambda self, option: 1e-3 * took[option])
+    how = clock._decoder, clock._params, clock._prefill
+    for budget, wanted in ((100.0, [1, 1.3, 1.5, 2, 2.5]), (-1.0, [1, 1 + 0.5 / 3, 1.5, 1.5, 2.5])):
+        costs = option_costs(*how, budget)
+        np.testing.assert_allclose(1e3 * costs.seconds, wanted)
+        assert costs.awake == pytest.approx(0.2)
 
 
 def test_a_step_that_saved_much_keeps_it_awake():

@@ -11,7 +11,7 @@ import serving
 from serving import post, running, send
 from test_serve_expected import engine
 
-pytestmark = pytest.mark.xdist_group("resume http")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("resume http")  # a share takes all of them, or none
 
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
     pytest.importorskip(package)

@@ -20,7 +20,7 @@ from specjax.rollouts.depths import Depths, Row, Turn
 from specjax.sampling import PositionDraw
 from specjax.types import Block
 
-pytestmark = pytest.mark.xdist_group("rollouts")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("rollouts")  # a share takes all of them, or none
 
 PROMPTS = [[5, 9, 7], [11, 3, 8, 2, 40, 17], [30], [5, 9, 7], [4, 4]]
 NEW, SAMPLES = 18, 2

@@ -17,7 +17,7 @@ from specjax.caches import CACHE_DTYPES, KVCache, as_read, stored
 from specjax.models import LanguageModel
 from specjax.serve import Engine
 
-pytestmark = pytest.mark.xdist_group("rounded cache")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("rounded cache")  # a share takes all of them, or none
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from specjax import Request
 from specjax.models import LanguageModel
 from specjax.serve import Engine, Served
 
-pytestmark = pytest.mark.xdist_group("serve expected")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("serve expected")  # a share takes all of them, or none
 
 DEPTH, NEW = 6, 26
 DRAFTERS = ("none", "lookup", "draft", "tree", "medusa", "lookup+draft")

@@ -20,7 +20,7 @@ from specjax.serve.batch import ROWS, Device
 from specjax.serve.paging import Paging
 from specjax.serve.reading import Reading
 
-pytestmark = pytest.mark.xdist_group("serve page room")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("serve page room")  # a share takes all of them, or none
 
 PAGE, COUNT = 16, 7
 

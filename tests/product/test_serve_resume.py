@@ -23,7 +23,7 @@ from specjax.models import LanguageModel
 from specjax.serve import Delivered, Disagreement, Engine, Increment, Served
 from specjax.serve.identity import model_hash, tokens_hash
 
-pytestmark = pytest.mark.xdist_group("serve resume")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("serve resume")  # a share takes all of them, or none
 
 
 @functools.cache

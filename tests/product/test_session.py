@@ -20,7 +20,7 @@ from specjax.decoding import turns
 from specjax.methods import BoundDrafter
 from specjax.models import LanguageModel
 
-pytestmark = pytest.mark.xdist_group("session")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("session")  # a share takes all of them, or none
 
 NAMES = ("none", "draft 3", "draft tree", "eagle3", "eagle3 tree", "mtp layers", "medusa tree",
          "block draft", "universal", "adaptive", "first of", "ngram")  # fmt: skip

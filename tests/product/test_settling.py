@@ -15,7 +15,7 @@ from specjax import RULES, Decoder, NGram
 from specjax.proposers import MEASURED, Adaptive
 from specjax.proposers.adaptive.settling import Settling
 
-pytestmark = pytest.mark.xdist_group("settling")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("settling")  # a share takes all of them, or none
 
 FULL = len(Adaptive(NGram(3, min_ngram=1), DRAFT[0], WIDTHS).options) - 1
 INF = 1e6

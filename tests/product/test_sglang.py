@@ -29,7 +29,7 @@ for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus
 
 from specjax.serve.http import sglang  # noqa: E402 - it needs these packages
 
-pytestmark = pytest.mark.xdist_group("sglang")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("sglang")  # a share takes all of them, or none
 
 PROMPT, OTHER = [5, 9, 7, 12], [30, 2, 11]
 LONG = {"max_new_tokens": 60, "temperature": 1.0, "sampling_seed": 3, "ignore_eos": True}

@@ -12,7 +12,7 @@ import small_families
 
 import specjax
 
-pytestmark = pytest.mark.xdist_group("shared layers")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("shared layers")  # a share takes all of them, or none
 
 E2B, ALL = "gemma4_text, as E2B", "gemma4_text, all of it"
 

@@ -16,7 +16,7 @@ from specjax.serve import Engine
 from specjax.tree import Tree
 from specjax.types import Proposal
 
-pytestmark = pytest.mark.xdist_group("synthetic")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("synthetic")  # a share takes all of them, or none
 
 ROWS = 4096
 

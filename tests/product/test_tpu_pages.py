@@ -14,7 +14,7 @@ from specjax import kernels
 from specjax.caches import CACHE_DTYPES, Pages, pages, stored
 from specjax.models import attend
 
-pytestmark = pytest.mark.xdist_group("tpu pages")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("tpu pages")  # a share takes all of them, or none
 
 COUNT = 20
 """Pages of a pool."""

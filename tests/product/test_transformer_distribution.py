@@ -180,7 +180,7 @@ def test_the_settings_are_worth_testing():
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(
     ("case", "rule"),
-    [  # a tenth takes all settings of a program
+    [  # a share takes all settings of a program
         pytest.param(case, name, marks=pytest.mark.xdist_group(f"samples-{case}-{name}"))
         for case, (proposer, _) in CASES.items()
         for name, rule in RULES.items()

@@ -13,7 +13,7 @@ from specjax.drafters import tree_widths, widths_of
 from specjax.proposers import Adaptive, Calibrated
 from specjax.proposers.adaptive.tree_gains import ChainGains, LastTree, TreeGains
 
-pytestmark = pytest.mark.xdist_group("tree gains")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("tree gains")  # a share takes all of them, or none
 
 WIDTHS, CHAINS, DEPTH = (1, 2, 4, 7), (1, 2, 4), 3
 

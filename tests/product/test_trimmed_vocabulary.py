@@ -13,7 +13,7 @@ import pytest
 import specjax
 from specjax import trim_vocabulary
 
-pytestmark = pytest.mark.xdist_group("trimmed vocabulary")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("trimmed vocabulary")  # a share takes all of them, or none
 
 PROMPTS = [[5, 9, 7, 12], [30, 2], [41, 8, 8, 8, 8, 8]]
 

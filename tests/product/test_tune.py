@@ -175,14 +175,19 @@ def test_a_plan_that_does_not_name_its_weights_is_told_once(target, cache):
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", '{"seconds": [1]}', "seconds", "other"],
+    ["", "{", "[]", '{"seconds": [1]}', "seconds", "awake", "other"],
 )
 def test_a_damaged_plan_is_told_and_made_anew(target, damage, cache):
     key = key_of(prepared(target, PROMPTS), 2, False)
-    plan = Plan(key, (1.0, 1.1, 1.2, 1.3), (0.5, 0.4), ())
+    plan = Plan(key, (1.0, 1.1, 1.2, 1.3), (0.5, 0.4), (), awake=0.2)
     plan.save()
-    assert isinstance(read_plan(key), Learned)
+    assert read_plan(key).awake == 0.2
     whole = json.loads(plan.path.read_text())
+    earlier = {name: value for name, value in whole.items() if name != "awake"}
+    plan.path.write_text(json.dumps(earlier))  # it never rested
+    assert read_plan(key).awake == 0.0
+    if damage == "awake":
+        damage = json.dumps({**whole, "awake": 2.0})
     if damage == "seconds":
         damage = json.dumps({**whole, "seconds": [1.0, -1.0, 2.0, 3.0]})
     if damage == "other":

@@ -18,7 +18,7 @@ from tunix_stand_in import RolloutConfig, Tokenizer
 import specjax
 from specjax import kernels
 
-pytestmark = pytest.mark.xdist_group("tunix")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("tunix")  # a share takes all of them, or none
 
 PAD, EOS = 511, 0
 TEXTS = ["def main(", "import os", "def main(", "x = 1", "def main("]

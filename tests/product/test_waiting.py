@@ -14,7 +14,7 @@ from specjax.proposers import waiting as module
 from specjax.proposers.waiting import Waiting
 from specjax.types import ABSENT, Block
 
-pytestmark = pytest.mark.xdist_group("waiting")  # a tenth takes all of them, or none
+pytestmark = pytest.mark.xdist_group("waiting")  # a share takes all of them, or none
 
 FEW = 3
 

@@ -507,10 +507,8 @@ class Adaptive(Proposer[AdaptiveParams, AdaptiveState]):
         rest = state.rest
         if rest is not None and params.awake is not None:
             any_used = (of_row > 0).any()
-            saved = shared(jnp.where(live, worth - needed, 0.0))
-            accepted = shared(jnp.maximum(tokens - 1, 0.0))
-            saved, accepted = (jnp.where(any_used, x, 0.0) for x in (saved, accepted))
-            rest = rest.after(saved, accepted, params.awake)
+            saved = jnp.where(any_used, shared(jnp.where(live, worth - needed, 0.0)), 0.0)
+            rest = rest.after(saved, params.awake)
         waiting = state.waiting
         if waiting is not None:
             waiting = waiting.after(block, ~state.drafted.any())

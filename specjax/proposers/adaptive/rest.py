@@ -28,9 +28,7 @@ class Rest:
     drafts save less than that, some steps decode plainly and do nothing else.
     """
 
-    # [B] a mean of the time that an awake step saved by its drafts, less what choosing would have
-    # cost in as many steps as drafts were accepted
-    saved: Array
+    saved: Array  # [B] a mean of the time that an awake step saved by its drafts
     seen: Array  # [B] awake steps that the mean counts
     watch: Array  # [B] int32: awake steps until the next rest, if drafts go on to save too little
     pause: Array  # [B] int32: the steps of the next rest
@@ -43,7 +41,7 @@ class Rest:
         Args:
           rows: their number.
           saved: [] the mean of earlier texts.
-          cost: [] what an awake step takes longer than one at rest.
+          cost: [] what choosing takes.
         """
         pays = saved >= cost
 
@@ -59,18 +57,17 @@ class Rest:
             jnp.zeros(rows, jnp.int32),
         )
 
-    def after(self, saved: Array, drafts: Array, cost: Array) -> Rest:
+    def after(self, saved: Array, cost: Array) -> Rest:
         """Returns the state after an awake step.
 
         Args:
-          saved: [B] the time that its drafts saved, below 0 if they cost time.
-          drafts: [B] how many of them were accepted.
-          cost: [] what an awake step takes longer than one at rest; 0, also where nobody measured
-            it: it never rests, even if drafts cost time, which `Trials` bounds.
+          saved: [B] the time that its drafts saved beside steps at rest, below 0 if they cost time.
+          cost: [] what choosing takes, by which an awake step is longer than one at rest; 0, also
+            where nobody measured it: it never rests, even if drafts cost time, which `Trials`
+            bounds.
         """
-        # At rest each of these tokens takes a step, and each such step saves the cost.
-        seen, more = jnp.minimum(self.seen + 1, _SPAN), saved - cost * drafts
-        mean = self.saved + (more - self.saved) / seen
+        seen = jnp.minimum(self.seen + 1, _SPAN)
+        mean = self.saved + (saved - self.saved) / seen
         pays = (mean >= cost) | (cost <= 0)
         much = saved > _MUCH
         watch = jnp.where(much, _AFTER, jnp.where(pays, _WATCHES, self.watch) - 1)

@@ -32,7 +32,7 @@ class AdaptiveParams:
     forced: Array  # [] int32: the option that every step takes, `MEASURED` or `RESTS`
     prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
     pause: Array  # [2] int32: steps before the first trial of each, if by `prior` it will not pay
-    # [] what drafts saved a step in earlier texts, and what a step costs more than one at rest,
+    # [] the time that drafts saved per step in earlier texts, and the time that choosing takes,
     # both in steps of plain decoding; None: it never rests
     saved: Array | None = None
     awake: Array | None = None
