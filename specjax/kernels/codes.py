@@ -329,13 +329,10 @@ class _Part(Beside):
             at = [b.gep(each, [place]) for each in codes]
             decoders = [self._decoder(*each) for each in zip(at, zeros, strict=True)]
             for j in piece.vectors:
-                read = [
-                    emit.read(row, b.add(start, word(j * lanes)), self.vector, 4)
-                    for row in activations
-                ]
-                for c, decode in enumerate(decoders):
-                    number = decode(j)
-                    for r, row in enumerate(read):
+                numbers = [decode(j) for decode in decoders]
+                for r, activation in enumerate(activations):
+                    row = emit.read(activation, b.add(start, word(j * lanes)), self.vector, 4)
+                    for c, number in enumerate(numbers):
                         k = r * outputs + c
                         sums[k] = (
                             b.fmul(number, row)

@@ -148,8 +148,7 @@ def few_rows_of_codes(
 def takes_rounded(rows: int, weights: Array) -> bool:
     """Returns whether `few_rounded_rows` multiplies this many rows."""
     return (
-        VNNI in available.byte_lanes()
-        and takes(rows, weights, 1)
+        takes(rows, weights, 1)
         and weights.shape[1] % DIGIT_STEP == 0
         and takes_codes(rows, ROUNDED_ROWS)
     )
