@@ -32,8 +32,8 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SHARES = 2
 """Parts for each thread, so that a thread that begins late does less."""
 
-FEW, IN_PANELS = 64, 8
-"""More rows are multiplied in panels, by processors whose vectors have so many float32 numbers."""
+MANY = 64
+"""More rows are multiplied in panels by processors for which a matrix has several streams."""
 
 _UNROLLED = 4
 """The most blocks of a group that are written without a loop."""
@@ -227,7 +227,7 @@ class _Part(Beside):
 
     def write_all(self) -> None:
         b, emit, taken = self.b, self.emit, None
-        if self.machine.lanes == self.lanes == IN_PANELS:
+        if self.machine.streams > 1 and self.lanes == self.machine.lanes:
             self._multiply_panels()
         if self.coding.bits == 4:
             size = b.mul(b.mul(self.rows, self.inner), word(4))
@@ -248,12 +248,12 @@ class _Part(Beside):
         b.ret_void()
 
     def _multiply_panels(self) -> None:
-        """Multiplies more than `FEW` rows with most outputs, and leaves the others to tiles.
+        """Multiplies more than `MANY` rows with most outputs, and leaves the others to tiles.
 
         Codes become numbers in a cache, once for all rows.
         """
         b, emit, lanes, width = self.b, self.emit, self.lanes, 2 * self.lanes
-        many = b.icmp_signed(">", self.rows, word(FEW))
+        many = b.icmp_signed(">", self.rows, word(MANY))
         whole = b.add(self.first, emit.whole(b.sub(self.last, self.first), width))
         whole = b.select(many, whole, self.first)
         sizes = self.rows, self.inner, self.inner, self.width, self.outputs
@@ -270,8 +270,8 @@ class _Part(Beside):
                     at = panels.place(j, b.sub(i, k))
                     for v in range(0, width, lanes):
                         outputs = [b.add(j, word(v + c)) for c in range(lanes)]
-                        for input_, numbers in self._decoded(outputs, i):
-                            place = b.add(at, word(input_ * width + v))
+                        for turn, numbers in self._decoded(outputs, i):
+                            place = b.add(at, word(turn * width + v))
                             emit.write(numbers, panels.packed, place, 4)
         self.first = whole
 
@@ -295,8 +295,8 @@ class _Part(Beside):
                     for decode, (scale, _) in zip(decoders, beside, strict=True)
                 ]
                 for lane, vector in enumerate(self.emit.turned(numbers)):
-                    apart = coding.bits == 4  # neighbouring inputs are in different vectors
-                    yield 8 * lane + j if apart else j * self.lanes + lane, vector
+                    # In 4 bits a lane has the codes of neighbouring inputs, one in each vector.
+                    yield 8 * lane + j if coding.bits == 4 else j * self.lanes + lane, vector
 
     def _arrange(self, to: Value) -> None:
         """Writes the activations in the order of the codes of 4 bits."""

@@ -49,11 +49,10 @@ class Panels:
         self.start, self.end = start, end  # as many columns as some panels have, at most `TILE`
         self.width, self.each = _WIDE * lanes, DEEP // streams
         self.run = emit.b.sdiv(of.depth, word(streams))
-        numbers = word(4 * DEEP * TILE), emit.b.mul(of.rows, word(4 * DEEP))
-        self.taken, places = emit.memory(*numbers)
-        self.packed, self.beside = (
-            emit.b.bitcast(place, FLOAT.as_pointer()) for place in places
-        )  # rows of x, of which each has `DEEP` numbers, lie beside the panels
+        sizes = word(4 * DEEP * TILE), emit.b.mul(of.rows, word(4 * DEEP))
+        self.taken, places = emit.memory(*sizes)
+        # Beside the panels are rows of x, each with `DEEP` numbers.
+        self.packed, self.beside = (emit.b.bitcast(at, FLOAT.as_pointer()) for at in places)
 
     def row_of(self, i: Value, stream: int) -> Value:
         """Returns the row of the matrix that is number i of a stream."""

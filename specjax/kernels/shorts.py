@@ -16,6 +16,11 @@ from specjax.kernels.dots import dots
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, Emitter, Value, word
 from specjax.kernels.forms import FORMS, Operands
 
+_FEW, _TILE = 6, 64
+"""With more rows than the first so many outputs are multiplied at once, so that their sums are
+still in a cache when they are scaled.  With fewer a matrix is read in long runs.
+"""
+
 
 class Shorts(Digits):
     """The `sharing.Work` as `Digits`, for one digit."""
@@ -42,22 +47,26 @@ class Shorts(Digits):
         sums = b.bitcast(of.y, INT32.as_pointer())  # which become the products
         sizes = of.rows, of.inner, of.inner, of.outputs, of.outputs
         operands = Operands(digits, of.codes, sums, *sizes)
-        dots(emit, FORMS["int8"], self.machine, operands, of.first, of.last)
-        with emit.loop(word(0), of.rows, 1) as (row, _, _):
-            step, before = emit.read(steps, row, FLOAT, 4), b.mul(row, of.outputs)
+        few = b.icmp_signed("<=", of.rows, word(_FEW))
+        at_once = b.select(few, of.outputs, word(_TILE))
+        with emit.loop(of.first, of.last, at_once) as (first, _, _):
+            last = emit.least(b.add(first, at_once), of.last)
+            dots(emit, FORMS["int8"], self.machine, operands, first, last)
+            with emit.loop(word(0), of.rows, 1) as (row, _, _):
+                step, before = emit.read(steps, row, FLOAT, 4), b.mul(row, of.outputs)
 
-            def scale(start: Value, stop: Value, many: int) -> None:
-                with emit.loop(start, stop, many) as (i, _, _):
-                    at = b.add(before, i)
-                    total = emit.read(sums, at, ir.VectorType(INT32, many), 4)
-                    total = b.sitofp(total, ir.VectorType(FLOAT, many))
-                    product = b.fmul(total, emit.splat(step, many))
-                    emit.write(b.fmul(product, of.scales_of(i, many)), of.y, at, 4)
+                def scale(start: Value, stop: Value, many: int) -> None:
+                    with emit.loop(start, stop, many) as (i, _, _):
+                        at = b.add(before, i)
+                        total = emit.read(sums, at, ir.VectorType(INT32, many), 4)
+                        total = b.sitofp(total, ir.VectorType(FLOAT, many))
+                        product = b.fmul(total, emit.splat(step, many))
+                        emit.write(b.fmul(product, of.scales_of(i, many)), of.y, at, 4)
 
-            lanes = self.machine.lanes
-            middle = b.add(of.first, emit.whole(b.sub(of.last, of.first), lanes))
-            scale(of.first, middle, lanes)
-            scale(middle, of.last, 1)
+                lanes = self.machine.lanes
+                middle = b.add(first, emit.whole(b.sub(last, first), lanes))
+                scale(first, middle, lanes)
+                scale(middle, last, 1)
         b.ret_void()
 
 

@@ -23,7 +23,7 @@ from coded_rows import (
 
 from specjax import kernels
 from specjax.kernels import available, calling
-from specjax.kernels.codes import FEW, Codes
+from specjax.kernels.codes import MANY, Codes
 from specjax.kernels.digits import Digits
 from specjax.kernels.forms import Machine
 from specjax.kernels.rounded_codes import RoundedCodes
@@ -145,12 +145,12 @@ def test_many_rows_are_multiplied_in_panels(monkeypatch: pytest.MonkeyPatch, cas
     multiply = jax.jit(lambda x: kernels.few_rows_of_codes(layout, x, *parts, None))
     x = np.random.default_rng(1).normal(size=(144, case.inputs)).astype(np.float32)
     exact = x.astype(np.float64) @ made.wide
-    whole, some, few = (np.asarray(multiply(x[:rows])) for rows in (144, FEW + 1, FEW))
+    whole, some, few = (np.asarray(multiply(x[:rows])) for rows in (144, MANY + 1, MANY))
     terms = np.abs(x).astype(np.float64) @ np.abs(made.wide)
     for y in (whole, few):
         assert (np.abs(y - exact[: len(y)]) <= 5e-7 * terms[: len(y)]).all()
-    assert some.tobytes() == whole[: FEW + 1].tobytes()
-    assert some[:FEW].tobytes() != few.tobytes(), "these are no panels"
+    assert some.tobytes() == whole[: MANY + 1].tobytes()
+    assert some[:MANY].tobytes() != few.tobytes(), "these are no panels"
 
 
 def held(case: Case) -> Packed:
