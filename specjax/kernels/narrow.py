@@ -26,7 +26,7 @@ _PANELS = {
 }
 """The same on so many processors.  On two, products of 64 and 128 rows took 0.7 to 1.0 of XLA's
 time, and XLA's may spread over many better.  With vectors of 8 numbers, prompts of 144 to 400
-tokens took 0.76 to 0.94, in int8 0.78, and in bfloat16 passes of 32, 64 and 128 rows took 0.65,
+tokens took 0.76 to 0.94, in int8 0.80, and in bfloat16 passes of 32, 64 and 128 rows took 0.65,
 0.74 and 0.86.
 """
 
