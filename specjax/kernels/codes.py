@@ -23,7 +23,7 @@ from specjax.kernels.columns import share_of
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word
 from specjax.kernels.forms import Machine, Operands
 from specjax.kernels.orders import AHEAD, apart
-from specjax.kernels.panels import TILE, Panels
+from specjax.kernels.panels import TILE, WIDE, Panels
 from specjax.kernels.pieces import Piece as Part
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -250,9 +250,9 @@ class _Part(Beside):
     def _multiply_panels(self) -> None:
         """Multiplies more than `MANY` rows with most outputs, and leaves the others to tiles.
 
-        Codes become numbers in a cache, once for all rows.
+        Codes are written as float32 numbers to a cache, and all rows are multiplied with these.
         """
-        b, emit, lanes, width = self.b, self.emit, self.lanes, 2 * self.lanes
+        b, emit, lanes, width = self.b, self.emit, self.lanes, WIDE * self.lanes
         many = b.icmp_signed(">", self.rows, word(MANY))
         whole = b.add(self.first, emit.whole(b.sub(self.last, self.first), width))
         whole = b.select(many, whole, self.first)
@@ -295,7 +295,7 @@ class _Part(Beside):
                     for decode, (scale, _) in zip(decoders, beside, strict=True)
                 ]
                 for lane, vector in enumerate(self.emit.turned(numbers)):
-                    # In 4 bits a lane has the codes of neighbouring inputs, one in each vector.
+                    # A lane's word has the codes of 4 bits of 8 inputs; vector j has input j of it.
                     yield 8 * lane + j if coding.bits == 4 else j * self.lanes + lane, vector
 
     def _arrange(self, to: Value) -> None:

@@ -13,7 +13,7 @@ from specjax.kernels.forms import Machine, Operands
 TILE, DEEP = 512, 128
 """The most columns and rows of the matrix that are in the L2 cache at once."""
 
-_WIDE = 2
+WIDE = 2
 """The vectors of a panel's columns."""
 
 _MOST = 6
@@ -23,8 +23,9 @@ _MOST = 6
 class Panels:
     """Adds the products of many rows of x and columns [start, end) to y, from panels in float32.
 
-    A panel has the numbers of a few columns side by side.  The sums of a group of rows of x stay in
-    registers while a panel passes, so most of the time goes into multiplying.
+    A panel has the numbers of a few neighbouring columns, one row of the matrix after the other.
+    While a panel is read, the sums of a group of rows of x stay in registers, so most of the time
+    goes into multiplying.
 
     Attributes:
       ordered: all terms of a sum are added one by one, in the order of `orders.py`; else those of a
@@ -47,7 +48,7 @@ class Panels:
         self.emit, self.lanes, self.streams, self.of = emit, lanes, streams, of
         self.ordered = ordered
         self.start, self.end = start, end  # as many columns as some panels have, at most `TILE`
-        self.width, self.each = _WIDE * lanes, DEEP // streams
+        self.width, self.each = WIDE * lanes, DEEP // streams
         self.run = emit.b.sdiv(of.depth, word(streams))
         sizes = word(4 * DEEP * TILE), emit.b.mul(of.rows, word(4 * DEEP))
         self.taken, places = emit.memory(*sizes)
@@ -62,7 +63,7 @@ class Panels:
     def place(self, column: Value, turn: Value) -> Value:
         """Returns the index in `packed` of a panel's first column, and of a row of `turns`.
 
-        Rows follow each other as they are added: row i of each stream, then row i + 1 of each.
+        The order is that of the sums: row i of each stream, then row i + 1 of each.
         """
         b = self.emit.b
         begin = b.mul(b.sub(column, self.start), word(DEEP))
@@ -109,7 +110,7 @@ class Panels:
         mine = [b.add(m, word(i)) for i in range(many)]
         activations = b.gep(self.beside, [b.mul(m, word(DEEP))])
         sums = [b.gep(of.y, [b.add(b.mul(i, of.count), j)]) for i in mine]
-        places = [(place, word(v * lanes)) for place in sums for v in range(_WIDE)]
+        places = [(place, word(v * lanes)) for place in sums for v in range(WIDE)]
         before = [emit.read(*place, vector, 4) for place in places]
         begin = b.gep(self.packed, [self.place(j, word(0))])
         first = before if self.ordered else [zeros(vector)] * len(before)
@@ -120,13 +121,13 @@ class Panels:
             for stream in range(self.streams):
                 weights = [
                     emit.read(row, word(stream * self.width + v * lanes), vector, 4)
-                    for v in range(_WIDE)
+                    for v in range(WIDE)
                 ]
                 for r in range(many):
                     at = word(r * DEEP + stream * self.each)
                     factor = emit.splat(emit.read(column, at, FLOAT, 4), lanes)
                     for v, weight in enumerate(weights):
-                        at = r * _WIDE + v
+                        at = r * WIDE + v
                         now[at] = emit.multiply_add(factor, weight, now[at])
             following[:] = now
         for total, place, held in zip(totals, places, before, strict=True):
@@ -142,7 +143,7 @@ def multiply_panels(
     long runs.  Columns that do not fill a panel, and rows that are left over, come last.
     """
     b, lanes, streams = emit.b, machine.lanes, machine.streams
-    whole = b.add(start, emit.whole(b.sub(end, start), _WIDE * lanes))
+    whole = b.add(start, emit.whole(b.sub(end, start), WIDE * lanes))
     panels = Panels(emit, lanes, streams, of, start, whole)
     with panels.turns() as (k, deep), emit.loop(k, deep, 1) as (i, _, _):
         turn = b.mul(b.sub(i, k), word(streams))

@@ -1,6 +1,7 @@
 """The product of rows that are rounded to int8 with a matrix in int8, without VNNI.
 
-The digits of `digits.py` are held in 16 bits, and products of 16 bits are summed in 32.
+A row is rounded as in `digits.py`, with one digit.  Its numbers have 16 bits each, as processors
+without VNNI multiply them, and the products are summed in 32 bits.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, Emitter, Value, 
 from specjax.kernels.forms import FORMS, Operands
 
 _FEW, _TILE = 6, 64
-"""With more rows than the first so many outputs are multiplied at once, so that their sums are
-still in a cache when they are scaled.  With fewer a matrix is read in long runs.
+"""More than `_FEW` rows are multiplied with `_TILE` outputs at once, whose sums are still in a
+cache when they are scaled.  For fewer rows the matrix is read in long runs.
 """
 
 
