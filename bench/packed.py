@@ -7,7 +7,7 @@ In int8 specjax and OpenVINO have a scale for each output, and llama.cpp has Q8_
 
 Activations are float32 in `int4`, `nvfp4`, `int8-packed` and `fp8`, as in a packed folder, and in
 the engine `openvino-float`.  They are rounded to 8 bits in `int4-rounded` and `int8-rounded`, as
-`load(activations="int8")` does; in `int8`, as `load(dtype="int8")` does; and in `openvino` and
+`load(activations="int8")` does; in `int8`, as `specjax.quantise` does; and in `openvino` and
 `llama.cpp`, whose default that is.  The last column names the faster engine of the same kind.
 """
 

@@ -16,7 +16,6 @@ import specjax
 from specjax import kernels
 from specjax.kernels import available, calling
 from specjax.kernels.attending import Attention
-from specjax.kernels.coding import VNNI
 from specjax.kernels.forms import Machine
 from specjax.models import attend, cpu_attend, for_several_devices
 
@@ -137,7 +136,7 @@ def check_gradient(slots: int, softcap: float | None):
 
 def kernel_of(dtype: str, int8: bool = False) -> str:
     """Returns the name of the kernel that attends: of whole layers, or of attention alone."""
-    alone = int8 and (dtype == "bfloat16" or VNNI not in available.byte_lanes())
+    alone = int8 and dtype == "bfloat16"
     return "specjax_attention_" if alone else "specjax_layers_"
 
 

@@ -48,7 +48,7 @@ def stacked(dtype: str) -> str:
 
 def codes(dtype: str, coding: Coding) -> str:
     """Returns the name as `product`, for products with codes that have scales."""
-    if coding.digits and VNNI not in byte_lanes():
+    if coding.digits > 1 and VNNI not in byte_lanes():
         raise ValueError("this processor does not multiply bytes by VNNI")
     work = work_of(coding, machine(), VNNI in byte_lanes())
     return _registered(coding.name, work, "codes", dtype, coding)
@@ -77,8 +77,6 @@ def writing_slots(dtype: str) -> str:
 
 def layers(dtype: str, form: LayersForm) -> str:
     """Returns the name as `product`, for whole layers; `dtype` is that of the matrices."""
-    if dtype == "int8" and VNNI not in byte_lanes():
-        raise ValueError("this processor does not multiply bytes by VNNI")
     work = Layers(form, machine(), VNNI in byte_lanes())
     return _registered(f"specjax_layers_{form.name}", work, "layers", dtype, form)
 

@@ -7,6 +7,7 @@ from specjax.kernels.coding import Coding
 from specjax.kernels.digits import Digits
 from specjax.kernels.forms import Machine
 from specjax.kernels.rounded_codes import RoundedCodes
+from specjax.kernels.shorts import Shorts
 from specjax.kernels.tile_digits import TileDigits
 from specjax.kernels.tiles import Tiles
 
@@ -16,5 +17,6 @@ def work_of(coding: Coding, machine: Machine, vnni: bool) -> Codes:
     if coding.rounded:
         return RoundedCodes(coding, machine, vnni)
     if coding.digits:
-        return (TileDigits if machine.byte_tiles else Digits)(coding, machine)
+        with_vnni = TileDigits if machine.byte_tiles else Digits
+        return (with_vnni if vnni or coding.digits > 1 else Shorts)(coding, machine)
     return (Tiles if coding.tiles else Codes)(coding, machine)

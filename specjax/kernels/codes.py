@@ -13,7 +13,7 @@ are written in that order before they are multiplied, for all outputs of a part.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -21,8 +21,9 @@ from llvmlite import ir
 from specjax.kernels.coding import ALL, Coding, Piece
 from specjax.kernels.columns import share_of
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word
-from specjax.kernels.forms import Machine
+from specjax.kernels.forms import Machine, Operands
 from specjax.kernels.orders import AHEAD, apart
+from specjax.kernels.panels import TILE, WIDE, Panels
 from specjax.kernels.pieces import Piece as Part
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -30,6 +31,9 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 _SHARES = 2
 """Parts for each thread, so that a thread that begins late does less."""
+
+MANY = 64
+"""More rows are multiplied in panels by processors for which a matrix has several streams."""
 
 _UNROLLED = 4
 """The most blocks of a group that are written without a loop."""
@@ -223,6 +227,8 @@ class _Part(Beside):
 
     def write_all(self) -> None:
         b, emit, taken = self.b, self.emit, None
+        if self.machine.streams > 1 and self.lanes == self.machine.lanes:
+            self._multiply_panels()
         if self.coding.bits == 4:
             size = b.mul(b.mul(self.rows, self.inner), word(4))
             taken = b.call(emit.c("malloc"), [b.add(size, word(64))])
@@ -240,6 +246,57 @@ class _Part(Beside):
         if taken is not None:
             b.call(emit.c("free"), [taken])
         b.ret_void()
+
+    def _multiply_panels(self) -> None:
+        """Multiplies more than `MANY` rows with most outputs, and leaves the others to tiles.
+
+        Codes are written as float32 numbers to a cache, and all rows are multiplied with these.
+        """
+        b, emit, lanes, width = self.b, self.emit, self.lanes, WIDE * self.lanes
+        many = b.icmp_signed(">", self.rows, word(MANY))
+        whole = b.add(self.first, emit.whole(b.sub(self.last, self.first), width))
+        whole = b.select(many, whole, self.first)
+        sizes = self.rows, self.inner, self.inner, self.width, self.outputs
+        of = Operands(self.x, self.codes, self.y, *sizes)
+        with emit.loop(self.first, whole, TILE) as (start, _, _):
+            end = emit.least(b.add(start, word(TILE)), whole)
+            with emit.loop(word(0), self.rows, 1) as (m, _, _):
+                row = b.gep(self.y, [b.mul(m, self.outputs)])
+                with emit.loop(start, end, lanes) as (j, _, _):
+                    emit.write(ir.Constant(self.vector, None), row, j, 4)
+            panels = Panels(emit, lanes, 1, of, start, end, ordered=False)
+            with panels.turns() as (k, deep), emit.loop(start, end, width) as (j, _, _):
+                with emit.loop(k, deep, self.coding.block) as (i, _, _):
+                    at = panels.place(j, b.sub(i, k))
+                    for v in range(0, width, lanes):
+                        outputs = [b.add(j, word(v + c)) for c in range(lanes)]
+                        for turn, numbers in self._decoded(outputs, i):
+                            place = b.add(at, word(turn * width + v))
+                            emit.write(numbers, panels.packed, place, 4)
+        self.first = whole
+
+    def _decoded(self, outputs: Sequence[Value], start: Value) -> Iterator[tuple[int, Value]]:
+        """Makes the numbers of a block of inputs for some outputs, as many as a vector has lanes.
+
+        Yields each input's index in the block, and a vector with its numbers for the outputs.
+        """
+        b, coding = self.b, self.coding
+        group = b.sdiv(start, word(coding.group))
+        place = b.sdiv(start, word(8 // coding.bits))
+        rows = [b.gep(self.codes, [b.add(b.mul(each, self.width), place)]) for each in outputs]
+        for piece in coding.pieces:
+            beside = [self._beside(each, group, piece) for each in outputs]
+            decoders = [
+                self._decoder(row, zero) for row, (_, zero) in zip(rows, beside, strict=True)
+            ]
+            for j in piece.vectors:
+                numbers = [
+                    b.fmul(decode(j), scale)
+                    for decode, (scale, _) in zip(decoders, beside, strict=True)
+                ]
+                for lane, vector in enumerate(self.emit.turned(numbers)):
+                    # A lane's word has the codes of 4 bits of 8 inputs; vector j has input j of it.
+                    yield 8 * lane + j if coding.bits == 4 else j * self.lanes + lane, vector
 
     def _arrange(self, to: Value) -> None:
         """Writes the activations in the order of the codes of 4 bits."""
@@ -272,13 +329,10 @@ class _Part(Beside):
             at = [b.gep(each, [place]) for each in codes]
             decoders = [self._decoder(*each) for each in zip(at, zeros, strict=True)]
             for j in piece.vectors:
-                read = [
-                    emit.read(row, b.add(start, word(j * lanes)), self.vector, 4)
-                    for row in activations
-                ]
-                for c, decode in enumerate(decoders):
-                    number = decode(j)
-                    for r, row in enumerate(read):
+                numbers = [decode(j) for decode in decoders]
+                for r, activation in enumerate(activations):
+                    row = emit.read(activation, b.add(start, word(j * lanes)), self.vector, 4)
+                    for c, number in enumerate(numbers):
                         k = r * outputs + c
                         sums[k] = (
                             b.fmul(number, row)

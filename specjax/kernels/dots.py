@@ -68,7 +68,9 @@ def dots(
 
         whole = emit.whole(of.inner, step)
         empty = [zeros(ir.VectorType(form.result, lanes)) for _ in pairs]
-        totals = [emit.sum(total) for total in sums(word(0), whole, step, empty)]
+        held = sums(word(0), whole, step, empty)
+        # Whole numbers may be added in any order.
+        totals = emit.each_sum(held) if form.weight == INT8 else [emit.sum(each) for each in held]
         totals = sums(whole, of.inner, 1, totals)
         for (r, c), total in zip(pairs, totals, strict=True):
             emit.write(total, of.y, b.add(b.mul(mine[r], of.count), columns[c]), 4)

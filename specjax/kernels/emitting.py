@@ -387,14 +387,17 @@ class Emitter:
         return total
 
     def turned(self, vectors: Sequence[Value]) -> list[Value]:
-        """Returns 16 vectors of 16 numbers; number j of vector i is number i of the given one j."""
-        made, kind = list(vectors), ir.VectorType(INT32, 16)
-        for step in (8, 4, 2, 1):
+        """Returns n vectors of n numbers; number j of vector i is number i of the given one j."""
+        made, count = list(vectors), len(vectors)  # a power of two
+        kind, steps = ir.VectorType(INT32, count), [2**i for i in range(count.bit_length() - 1)]
+        for step in reversed(steps):
             masks = [
-                ir.Constant(kind, [(k & ~step | (16 if k & step else 0)) + high for k in range(16)])
+                ir.Constant(
+                    kind, [(k & ~step | (count if k & step else 0)) + high for k in range(count)]
+                )
                 for high in (0, step)
             ]
-            for i in range(16):
+            for i in range(count):
                 if not i & step:
                     pair = made[i], made[i + step]
                     made[i], made[i + step] = (self.b.shuffle_vector(*pair, mask) for mask in masks)

@@ -10,7 +10,6 @@ from jax import Array
 
 from specjax._internal.processors import processors
 from specjax.kernels import available
-from specjax.kernels.coding import VNNI
 from specjax.kernels.grouped import most_rows_of_codes
 from specjax.kernels.layer_forms import LayersForm
 from specjax.kernels.narrow import FEW_PROCESSORS, most_rows
@@ -40,8 +39,6 @@ def takes_layers(form: LayersForm, rows: int, streams: int, *columns: int) -> bo
       streams: the numbers of a row in the streams behind all layers, L E.
       columns: the sizes of all rows and columns of the matrices.
     """
-    if form.weight == "int8" and VNNI not in available.byte_lanes():
-        return False  # their products run one by one
     codes = [most_rows_of_codes(coding) for coding in form.codings]
     most = min(codes) if codes else most_rows(form.weight)
     wide = available.lanes() >= 16 and processors() <= FEW_PROCESSORS

@@ -21,13 +21,13 @@ XLA would write them in float32 first.
 
 FEW_PROCESSORS = 8
 _PANELS = {
-    8: {"float32": 512, "bfloat16_columns": 512, "bfloat16": 128},
+    8: {"float32": 512, "bfloat16_columns": 512, "bfloat16": 128, "int8": 512},
     16: {"float32": 128, "bfloat16_columns": 128},
 }
-"""The same on so many processors, where numbers are float32.  On two, products of 64 and 128 rows
-took 0.7 to 1.0 of XLA's time, and XLA's may spread over many better.  With vectors of 8 numbers,
-prompts of 144 to 400 tokens took 0.76 to 0.94, and in bfloat16 passes of 32, 64 and 128 rows took
-0.65, 0.74 and 0.86.
+"""The same on so many processors.  On two, products of 64 and 128 rows took 0.7 to 1.0 of XLA's
+time, and XLA's may spread over many better.  With vectors of 8 numbers, prompts of 144 to 400
+tokens took 0.76 to 0.94, in int8 0.80, and in bfloat16 passes of 32, 64 and 128 rows took 0.65,
+0.74 and 0.86.
 """
 
 _UNMEASURED = 16

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from specjax import generation, text
+from specjax import text
 from specjax._internal.checks import reworded, settle, shown
 from specjax.models import LanguageModel
 from specjax.training.rows import column_of, parsed, read_rows
@@ -78,6 +78,8 @@ def encode_conversation(target: LanguageModel, messages: object, tools: object =
     template = functools.partial(text.render, target.files, tools=_read_tools(parsed(tools)))
 
     def ids(rendered: str) -> list[int]:
+        from specjax import generation
+
         return generation.text_ids("the conversation", target, rendered, special=False)
 
     whole = ids(template(turns, add_generation_prompt=False))

@@ -28,7 +28,7 @@ import tokenizers
 from jax import Array
 from tqdm import tqdm
 
-from specjax import decoding, generation, measure
+from specjax import decoding
 from specjax._internal.checks import reworded, settle
 from specjax.files import TOKENIZER, find_folder
 from specjax.parallel import leader, mesh_of, row_parts, to_host
@@ -210,6 +210,8 @@ def _made_shard(
     prompts: Sequence[Sequence[int]],
     number: int,
 ) -> dict[str, np.ndarray]:
+    from specjax import generation, measure
+
     rows = len(prompts)
     # The last shard is filled up with its first prompt, so that no other shape is compiled.
     prompts = [*prompts, *[prompts[0]] * (request.batch - rows)]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from specjax import decoding, proposers, rules
+from specjax import decoding, rules
 from specjax.models import LanguageModel
 from specjax.options.fields import count, option
 from specjax.training import accepted, dataset
@@ -115,7 +115,9 @@ def sample(
     # An EOS ends a sequence only if documents are isolated.  Otherwise the target goes on with the
     # next document, as the text does.
     eos = target.eos if o.isolate_documents else ()
-    decoder = decoding.Decoder(target.model, proposers.NoProposer(), rules.Match(), eos, length)
+    from specjax.proposers import NoProposer
+
+    decoder = decoding.Decoder(target.model, NoProposer(), rules.Match(), eos, length)
     request = Request(
         hashes=hashes,
         sequences=o.sampled_sequences,

@@ -23,7 +23,7 @@ from coded_rows import (
 
 from specjax import kernels
 from specjax.kernels import available, calling
-from specjax.kernels.codes import Codes
+from specjax.kernels.codes import MANY, Codes
 from specjax.kernels.digits import Digits
 from specjax.kernels.forms import Machine
 from specjax.kernels.rounded_codes import RoundedCodes
@@ -127,6 +127,30 @@ def test_the_loops_for_other_processors_are_right(
         monkeypatch.setattr(available, "made", lambda *of, name=name: name)
         check(case, (1, 2, 5))
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("case", [CASES[i] for i in (0, 2, 5, 9, 10, 14, 16, 17)], ids=str)
+def test_many_rows_are_multiplied_in_panels(monkeypatch: pytest.MonkeyPatch, case: Case):
+    """By processors with vectors of 8 numbers.  Outputs that fill no panel come last."""
+    monkeypatch.setattr(available, "lanes", lambda: 8)
+    monkeypatch.setattr(available, "tiles", lambda: False)
+    monkeypatch.setattr(available, "byte_lanes", lambda: ())
+    made = drawn(case)
+    layout = coding(made)
+    assert layout is not None and layout.lanes == 8
+    name = f"specjax_test_panels_{layout.name}"
+    calling.register(Codes(layout, Machine(8, 16)), name)
+    monkeypatch.setattr(available, "made", lambda *of, name=name: name)
+    parts = made.codes, made.scales, made.zeros
+    multiply = jax.jit(lambda x: kernels.few_rows_of_codes(layout, x, *parts, None))
+    x = np.random.default_rng(1).normal(size=(144, case.inputs)).astype(np.float32)
+    exact = x.astype(np.float64) @ made.wide
+    whole, some, few = (np.asarray(multiply(x[:rows])) for rows in (144, MANY + 1, MANY))
+    terms = np.abs(x).astype(np.float64) @ np.abs(made.wide)
+    for y in (whole, few):
+        assert (np.abs(y - exact[: len(y)]) <= 5e-7 * terms[: len(y)]).all()
+    assert some.tobytes() == whole[: MANY + 1].tobytes()
+    assert some[:MANY].tobytes() != few.tobytes(), "these are no panels"
 
 
 def held(case: Case) -> Packed:

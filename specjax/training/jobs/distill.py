@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import contract, decoding, methods, proposers, rules
+from specjax import contract, decoding, methods, rules
 from specjax._internal.checks import settle
 from specjax.files import TOKENIZER
 from specjax.models import LanguageModel, LinenModel, head_matrix
@@ -388,10 +388,10 @@ class Distill(TaughtJob[DistillOptions]):
 
     def _continue(self, params: Tree, batch: Batch) -> Array:
         """Returns the tokens of a batch; the draft as it is now generates its `own` rows."""
+        from specjax.proposers import NoProposer
+
         tokens, own = batch["tokens"], batch["own"]
-        decoder = decoding.Decoder(
-            self.draft, proposers.NoProposer(), rules.Match(), (), tokens.shape[1]
-        )
+        decoder = decoding.Decoder(self.draft, NoProposer(), rules.Match(), (), tokens.shape[1])
         arrays = Params(jax.lax.stop_gradient(params))
 
         def write() -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 from jax.sharding import Mesh
 
-from specjax import contract, decoding, measure, rules
+from specjax import contract
 from specjax.models import LanguageModel
 from specjax.training.dataset import initial_hash
 from specjax.training.material import Material, held_out_prompts, learned
@@ -97,6 +97,8 @@ class TaughtJob(Generic[OptionsT]):
         o = self.options
         if not o.eval_prompts:
             return {}
+        from specjax import decoding, measure, rules
+
         prompts = self.prompts(o.eval_prompts, o.sequence_length - o.eval_tokens)
         room = max(map(len, prompts)) + o.eval_tokens + proposer.num_nodes
         decoder = decoding.Decoder(
