@@ -205,8 +205,8 @@ class Eagle3(nn.Module):
                 form, c, [params], residual, positions, cache, mask, both
             )
             if x.shape[1] > MOST_TOKENS:
-                # A prompt is read for its keys and values.  XLA leaves out the call where nobody
-                # reads its output, and computes only keys and values.
+                # Of a prompt only keys and values are needed.  They come from here, so the output
+                # of the call above is unused, and XLA leaves that call out.
                 _, staged = apart(params, embedded, x, positions, cache, mask)
             return streams[1], staged
 
