@@ -295,7 +295,7 @@ class _Part(Beside):
                     for decode, (scale, _) in zip(decoders, beside, strict=True)
                 ]
                 for lane, vector in enumerate(self.emit.turned(numbers)):
-                    # A lane's word has the codes of 4 bits of 8 inputs; vector j has input j of it.
+                    # With 4 bits the word of a lane holds 8 inputs, and vector j the j-th of each.
                     yield 8 * lane + j if coding.bits == 4 else j * self.lanes + lane, vector
 
     def _arrange(self, to: Value) -> None:

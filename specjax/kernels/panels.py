@@ -23,7 +23,7 @@ _MOST = 6
 class Panels:
     """Adds the products of many rows of x and columns [start, end) to y, from panels in float32.
 
-    A panel has the numbers of a few neighbouring columns, one row of the matrix after the other.
+    A panel holds a few neighbouring columns of the matrix, row after row.
     While a panel is read, the sums of a group of rows of x stay in registers, so most of the time
     goes into multiplying.
 

@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import layer_networks as networks
 import numpy as np
 import pytest
+from flax import linen as nn
 from layer_networks import SHAPES, SMALL, in_pages, network, program, read
 
 from specjax import kernels
 from specjax.kernels import available, layer_calls
+from specjax.methods.eagle3 import Eagle3Config
 from specjax.models import Transformer, cpu_attend, cpu_dot_general
 
 KINDS = [("plain", "float32"), ("biased", "int8"), ("capped", "bfloat16"), ("plain", "codes")]
@@ -59,6 +61,30 @@ def test_of_the_last_layer_a_prompt_computes_what_is_read():
 
     assert products(both, 70) - products(keys, 70) == 2  # the last layer, the head
     assert products(both, 5) - products(keys, 5) == 1  # the head
+
+
+def test_of_an_eagle3_head_a_prompt_computes_keys_and_values_alone():
+    """They are those that passes over fewer pairs write, which run the layer as a whole."""
+    layers, size = dataclasses.replace(SMALL, num_layers=1), SMALL.hidden_size
+    products: Any = dict(attend=cpu_attend, dot_general=cpu_dot_general)
+    module = Eagle3Config(layers, 1, size, fuses=False, **products).network()
+    embedded, features = jax.random.normal(jax.random.key(0), (2, 1, 70, size))
+    places = jnp.arange(70)[None]
+    params = nn.meta.unbox(module.init(jax.random.key(1), embedded, features, places))
+    cache = module.init_cache(1, 80, jnp.float32)
+
+    def keys_and_values(embedded: jax.Array, features: jax.Array, places: jax.Array) -> Any:
+        staged = module.apply(params, embedded, features, places, cache)[-1]
+        return staged.keys, staged.values
+
+    pairs = embedded, features, places
+    run, first = jax.jit(keys_and_values), [x[:, :8] for x in pairs]
+    assert "specjax_layers" not in run.lower(*pairs).compile().as_text()
+    assert "specjax_layers" in run.lower(*first).compile().as_text()
+    for many, few in zip(run(*pairs), run(*first), strict=True):
+        many, few = np.asarray(many)[..., :8, :], np.asarray(few)[..., :8, :]
+        assert np.abs(few).min() > 0
+        np.testing.assert_allclose(many, few, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("slot", [30, 31, 32, 64])  # of the first token; the second page is gone

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax.caches import BranchCache, KVCache, Memory
-from specjax.kernels import LayersForm
+from specjax.kernels import MOST_TOKENS, LayersForm
 from specjax.models import (
     MLP,
     Attention,
@@ -201,10 +201,14 @@ class Eagle3(nn.Module):
             params: Weights, embedded: Array, x: Array, positions: Array, cache: Any, mask: Any
         ) -> tuple[Array, KVCache]:
             residual, both = layer.apply({"params": params}, embedded, x, method="inputs")
-            streams, cache = run_whole_layers(
+            streams, staged = run_whole_layers(
                 form, c, [params], residual, positions, cache, mask, both
             )
-            return streams[1], cache
+            if x.shape[1] > MOST_TOKENS:
+                # Of a prompt only keys and values are needed.  They come from here, so the output
+                # of the call above is unused, and XLA leaves that call out.
+                _, staged = apart(params, embedded, x, positions, cache, mask)
+            return streams[1], staged
 
         def apart(
             params: Weights, embedded: Array, x: Array, positions: Array, cache: Any, mask: Any
